@@ -48,12 +48,9 @@ def open_capture(source: Source, silence_s: float) -> Any:
     if not capture.isOpened():
         if source.kind == "v4l2":
             raise _v4l2_error(source)
-        raise CameraError(
-            "camera.open",
-            f"{source.shown} is not readable as {source.kind}",
-            "a file or stream that OpenCV can decode",
-            "check that it plays elsewhere, and that its codec is supported",
-        )
+        found = f"{source.shown} is not readable as {source.kind}"
+        remedy = "check that it plays elsewhere, and that its codec is supported"
+        raise CameraError("camera.open", found, "a file or stream that OpenCV can decode", remedy)
     try:
         source.check_pixels(*(int(capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)))
         _check_granted(capture, source)

@@ -214,13 +214,8 @@ def parse_source(text: str) -> Source:
     name = rest if kind == "v4l2" else text
     path = Path(name)
     if not name.strip() or not os.path.exists(name):  # also False for a name that the system does not take
-        found = f"no {redact_location(name).strip() or 'source'}"
-        raise CameraError(
-            "camera.missing",
-            found,
-            "a video, images or a camera at this place",
-            "check the path or address of the source",
-        )
+        found, remedy = f"no {redact_location(name).strip() or 'source'}", "check the path or address of the source"
+        raise CameraError("camera.missing", found, "a video, images or a camera at this place", remedy)
     if kind == "v4l2":
         return Source(kind, rest)
     return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)
@@ -232,8 +227,6 @@ def _check_address(text: str) -> None:
         parts = urlsplit(text)
         if parts.hostname and len(parts.hostname) < _MOST_HOST and (parts.port is None or parts.port):
             return
-    found, expected = (
-        f"source '{redact_location(text)}'",
-        "scheme://host/path, or scheme://user:password@host:port/path",
-    )
+    found = f"source '{redact_location(text)}'"
+    expected = "scheme://host/path, or scheme://user:password@host:port/path"
     raise CameraError("camera.source", found, expected, "in a password write / as %2F, ? as %3F, # as %23, @ as %40")

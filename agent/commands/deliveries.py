@@ -314,12 +314,8 @@ class FileReceiver(Generic[S]):
     def start(self, args: FileArgs, progress: CommandProgress) -> None:
         """Raises CommandError, AgentError for a file that may not come, or cannot."""
         if self._transfer is not None and not self._transfer.partial.progress.latest.final:
-            raise CommandError(
-                "command.busy",
-                "a file transfer under way",
-                "one file transfer at a time",
-                "wait for its end, then send the command again",
-            )
+            remedy = "wait for its end, then send the command again"
+            raise CommandError("command.busy", "a file transfer under way", "one file transfer at a time", remedy)
         stage = self.admit(args, progress)
         part = self.folder / f"{args.sha256}.part"
         try:
@@ -382,12 +378,8 @@ class ModelAdmission:
     def __call__(self, args: ModelArgs, progress: CommandProgress) -> Callable[[Path], StagedModel]:
         if not self.watched:
             found = "a source that is no live camera, or a model that was not read from a file"
-            raise CommandError(
-                "command.model",
-                found,
-                "a live camera, and a model that was read from a file",
-                "restart the daemon instead",
-            )
+            expected = "a live camera, and a model that was read from a file"
+            raise CommandError("command.model", found, expected, "restart the daemon instead")
         release = self.releases.check(args, self.clock.wall_s())
 
         def record_release() -> None:

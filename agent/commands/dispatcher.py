@@ -290,13 +290,10 @@ def failure(error: TaredError) -> Failure:
 
 
 def _interrupted(command_id: str) -> CommandResult:
-    found, expected = (
-        "the daemon ended while it carried out the command",
-        "a daemon that runs until the command has ended",
-    )
-    error = AgentError(
-        INTERRUPTED, found, expected, "ask for the status first: the command may have taken effect or not"
-    )
+    found = "the daemon ended while it carried out the command"
+    expected = "a daemon that runs until the command has ended"
+    remedy = "ask for the status first: the command may have taken effect or not"
+    error = AgentError(INTERRUPTED, found, expected, remedy)
     return CommandResult(id=command_id, status="FAILED", error=failure(error))
 
 

@@ -99,10 +99,8 @@ class Settings:
         Raises AgentError: `settings.write`.
         """
         if authorisation.version <= self.version:
-            found, expected = (
-                f"version {authorisation.version}",
-                f"a version above {self.version}, the version in force",
-            )
+            found = f"version {authorisation.version}"
+            expected = f"a version above {self.version}, the version in force"
             raise CommandError("command.version", found, expected, "send the settings with a higher version")
         requested = {**({} if whole else self._values), **values}
         requested = {key: value for key, value in requested.items() if value is not None}

@@ -396,12 +396,10 @@ class DriftMonitor:
         Raises CalibrationError: `drift.tensors` for histograms of another model.
         """
         if self.serving.weights and histograms.keys().isdisjoint(self.serving.weights):
-            raise CalibrationError(
-                "drift.tensors",
-                f"histograms of {len(histograms)} tensors, such as {sorted(histograms)[:1]}",
-                "those of the tensors that the engine in service has in INT8",
-                "restart the daemon: the observed model is not the model in service",
-            )
+            found = f"histograms of {len(histograms)} tensors, such as {sorted(histograms)[:1]}"
+            expected = "those of the tensors that the engine in service has in INT8"
+            remedy = "restart the daemon: the observed model is not the model in service"
+            raise CalibrationError("drift.tensors", found, expected, remedy)
         first, last = self._blocks.place(ts)
         if first:
             self._block, self._frames = {}, 0

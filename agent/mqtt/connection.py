@@ -423,12 +423,8 @@ class Connection:
         self._most_packet_bytes = getattr(properties, "MaximumPacketSize", math.inf)
         self._may_retain = bool(getattr(properties, "RetainAvailable", True))
         if getattr(properties, "MaximumQoS", 2) < 1:
-            raise AgentError(
-                "broker.limits",
-                "a broker that supports QoS 0 only",
-                "a broker that supports QoS 1",
-                "raise the maximum QoS of the broker",
-            )
+            found, expected = "a broker that supports QoS 0 only", "a broker that supports QoS 1"
+            raise AgentError("broker.limits", found, expected, "raise the maximum QoS of the broker")
         if self._subscriptions:
             self.outcome = "no answer to SUBSCRIBE"
             self._answer_by = self._clock.monotonic_s() + CONNECT_TIMEOUT_S
