@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -179,22 +179,22 @@ def explanation(
             said.
     """
     changes = history.changes
-    remedies = [Remedy("recalibrate", recalibration_db), Remedy("raise precision", raised_db)]
-    remedies += [
-        Remedy("switch regime", recalibration_db - still_db, artefact)
+    gains_db = [("recalibrate", recalibration_db, ""), ("raise precision", raised_db, "")]
+    gains_db += [
+        ("switch regime", recalibration_db - still_db, artefact)
         for artefact, still_db in regimes_db.items()
         if still_db < recalibration_db
     ]
     if relit_db is not None:
-        remedies.append(Remedy("restore exposure", recalibration_db - relit_db))
+        gains_db.append(("restore exposure", recalibration_db - relit_db, ""))
+    by_gain = sorted(gains_db, key=lambda each: -each[1])
+    figures = [Remedy(remedy, gain_db, detail, expected_gain(gain_db)) for remedy, gain_db, detail in by_gain]
+    rest = []
     if any(change.cause == "blur" for change in changes):
-        remedies.append(Remedy("clean or focus the lens", None, "fine detail is lost, and no scale restores it"))
+        rest.append(Remedy("clean or focus the lens", None, "fine detail is lost, and no scale restores it"))
     before, now = history.confidences
     if is_faithful and now < _UNSURE * before:
-        remedies.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
-    by_gain = sorted((each for each in remedies if each.gain_db is not None), key=lambda each: -(each.gain_db or 0.0))
-    figures = [replace(each, gain=expected_gain(each.gain_db or 0.0)) for each in by_gain]
-    rest = tuple(each for each in remedies if each.gain_db is None)
+        rest.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
     needs_hands = changes[0].cause == "blur"
     return Explanation(changes, (*rest, *figures) if needs_hands else (*figures, *rest))
 
