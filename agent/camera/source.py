@@ -129,9 +129,8 @@ class Source:
                 self.check_accepts(setting.name, value)
         if self.requested.decoder == "gstreamer" and self.requested.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.requested.decode_threads} beside camera.decoder: gstreamer"
-            raise CameraError(
-                "camera.option", found, "one of the two: decode_threads are FFmpeg's threads", "leave one of them out"
-            )
+            expected = "one of the two: decode_threads are FFmpeg's threads"
+            raise CameraError("camera.option", found, expected, "leave one of them out")
 
     def check_accepts(self, key: str, value: object) -> None:
         """Raises CameraError (`camera.option`) where this key of `camera:` has no effect on such a source."""
@@ -197,9 +196,8 @@ def parse_source(text: str) -> Source:
         _check_address(text)
         return Source(kind, text)
     if kind == "csi" and not rest.isdigit():
-        raise CameraError(
-            "camera.source", f"source '{redact_location(text)}'", "csi:N with a sensor number", "e.g. csi:0"
-        )
+        found = f"source '{redact_location(text)}'"
+        raise CameraError("camera.source", found, "csi:N with a sensor number", "e.g. csi:0")
     if kind == "gst" and not re.search(r"!\s*appsink\b", rest):
         found = f"a pipeline without '! appsink': '{redact(rest)}'"
         remedy = "end it with '! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false'"
@@ -207,10 +205,8 @@ def parse_source(text: str) -> Source:
     if kind in ("csi", "gst"):
         return Source(kind, rest)
     if kind is None and rest.startswith("//"):
-        found = f"source '{redact_location(text)}'"
-        raise CameraError(
-            "camera.source", found, f"{', '.join(_KIND_BY_SCHEME)} or a path", "check the scheme at its beginning"
-        )
+        found, expected = f"source '{redact_location(text)}'", f"{', '.join(_KIND_BY_SCHEME)} or a path"
+        raise CameraError("camera.source", found, expected, "check the scheme at its beginning")
     name = rest if kind == "v4l2" else text
     path = Path(name)
     if not name.strip() or not os.path.exists(name):  # also False for a name that the system does not take

@@ -106,18 +106,12 @@ class Authority:
             raise CommandError("command.unsigned", "no signature", "a signature by an operator's key", remedy)
         key = self.operators.signer_id(document)
         if key is None:
-            expected = (
-                f"a signature over the whole document by one of the {len(self.operators.ids)} operators' keys "
-                "that this board knows"
-            )
-            raise CommandError(
-                "command.signature", "a signature that does not match", expected, "sign it with one of these keys"
-            )
+            known = f"one of the {len(self.operators.ids)} operators' keys that this board knows"
+            found, expected = "a signature that does not match", f"a signature over the whole document by {known}"
+            raise CommandError("command.signature", found, expected, "sign it with one of these keys")
         if document.get("to") != self._to:
-            found = f"a signature for {str(document.get('to'))[:130]!a}"
-            raise CommandError(
-                "command.target", found, f"a signature for '{self._to}'", "sign a separate document for each board"
-            )
+            found, expected = f"a signature for {str(document.get('to'))[:130]!a}", f"a signature for '{self._to}'"
+            raise CommandError("command.target", found, expected, "sign a separate document for each board")
         return key
 
     def check_clock(self) -> None:
@@ -147,10 +141,9 @@ class Releases:
         self._file = StateFile(path, _RELEASES_SCHEMA, "releases.write", lambda _: None)
         versions = self._file.read(_versions)
         if versions is None and authority is not None and authority.has_keys and lexists(path):
+            found, expected = f"{path} cannot be read", "the versions of the accepted releases"
             remedy = "restore the file, or remove it if nobody can send a release older than the latest"
-            self.damage = AgentError(
-                "releases.damaged", f"{path} cannot be read", "the versions of the accepted releases", remedy
-            )
+            self.damage = AgentError("releases.damaged", found, expected, remedy)
         self._versions = versions or {}
 
     def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:

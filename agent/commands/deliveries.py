@@ -71,10 +71,9 @@ class StagedCalibration:
         here = self.model.sha256, self.model.observed_id
         if (facts.model, facts.observed) != here:
             found = f"a calibration of model {facts.model[:12]}, repairs {facts.observed[:12]}"
+            expected = f"a calibration of model {here[0][:12]}, repairs {here[1]}"
             remedy = "merge the histograms of boards with this model and plan"
-            raise AgentError(
-                "calibration.model", found, f"a calibration of model {here[0][:12]}, repairs {here[1]}", remedy
-            )
+            raise AgentError("calibration.model", found, expected, remedy)
         for _ in read_upload(self.path.read_bytes()):
             pass
 
@@ -170,10 +169,9 @@ class StagedModel:
             self._part.unlink(missing_ok=True)
 
     def _error(self, error: OSError) -> AgentError:
+        found, expected = f"{self._destination}: {error.strerror}", "a place where the daemon may write"
         remedy = "give the service write permission there, as in its state directory"
-        return AgentError(
-            "command.model", f"{self._destination}: {error.strerror}", "a place where the daemon may write", remedy
-        )
+        return AgentError("command.model", found, expected, remedy)
 
 
 Staged = StagedModel | StagedCalibration

@@ -178,10 +178,9 @@ class CommandDispatcher:
             if self._answer_if_known(received, reply):
                 return
             if retained:
+                found, expected = "a retained command", "a command that the broker does not keep"
                 remedy = "publish commands without the retain flag, and clear the retained one"
-                error = CommandError(
-                    "command.retained", "a retained command", "a command that the broker does not keep", remedy
-                )
+                error = CommandError("command.retained", found, expected, remedy)
                 raise CommandRefused(error, received.command.id)
             progress = self._accept(received, now, reply)
         except CommandRefused as refusal:

@@ -170,9 +170,5 @@ def remove_other_files(
             if path not in kept and re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
                 path.unlink(missing_ok=True)
     except OSError as error:
-        found = f"{error.filename}: {error.strerror}"
-        on_error(
-            AgentError(
-                "memory.write", found, "a writable state directory", "remove the file, or correct its permissions"
-            )
-        )
+        found, remedy = f"{error.filename}: {error.strerror}", "remove the file, or correct its permissions"
+        on_error(AgentError("memory.write", found, "a writable state directory", remedy))

@@ -96,11 +96,11 @@ class History:
                 self._thin()
         except OSError as error:
             if not self._has_failed:
-                reason = error.strerror or str(error)
-                remedy = "free some space; the history then continues"
-                self._on_error(
-                    AgentError("history.write", f"{self._path}: {reason}", "a disk with room for the history", remedy)
+                found, remedy = (
+                    f"{self._path}: {error.strerror or error}",
+                    "free some space; the history then continues",
                 )
+                self._on_error(AgentError("history.write", found, "a disk with room for the history", remedy))
             self._has_failed = True
 
     def _thin(self) -> None:

@@ -341,9 +341,8 @@ class Connection:
                 found, limit_s = self.outcome, CONNECT_TIMEOUT_S
             else:
                 found, limit_s = f"{len(self.in_flight)} messages unacknowledged", ACKNOWLEDGE_TIMEOUT_S
-            raise AgentError(
-                "broker.silent", found, f"an answer within {limit_s:g} s", "see the broker's log, or restart it"
-            )
+            remedy = "see the broker's log, or restart it"
+            raise AgentError("broker.silent", found, f"an answer within {limit_s:g} s", remedy)
 
     def _read(self, sock: Any) -> None:
         if self.version_reply == "silence" and isinstance(sock, socket.socket) and self._endpoint.tls is None:

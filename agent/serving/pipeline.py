@@ -330,10 +330,11 @@ class Pipeline:
         """
         if self.loop.is_stuck:
             engine.close()
-            found = "a candidate that still hangs and holds its memory"
-            raise AgentError(
-                "probation.stuck", found, "one candidate at a time", "wait for its end, or restart the daemon"
+            found, remedy = (
+                "a candidate that still hangs and holds its memory",
+                "wait for its end, or restart the daemon",
             )
+            raise AgentError("probation.stuck", found, "one candidate at a time", remedy)
         limit_s = deadline_s(self._probation, self.record)
         tensors = (engine.inputs, engine.outputs) if own_outputs else self._tensors
         task = CheckedVisionTask(self._spec, *tensors, self._task.not_finite, self._clock)
