@@ -96,11 +96,9 @@ class History:
                 self._thin()
         except OSError as error:
             if not self._has_failed:
-                found, remedy = (
-                    f"{self._path}: {error.strerror or error}",
-                    "free some space; the history then continues",
-                )
-                self._on_error(AgentError("history.write", found, "a disk with room for the history", remedy))
+                found, expected = f"{self._path}: {error.strerror or error}", "a disk with room for the history"
+                remedy = "free some space; the history then continues"
+                self._on_error(AgentError("history.write", found, expected, remedy))
             self._has_failed = True
 
     def _thin(self) -> None:

@@ -330,11 +330,8 @@ class Pipeline:
         """
         if self.loop.is_stuck:
             engine.close()
-            found, remedy = (
-                "a candidate that still hangs and holds its memory",
-                "wait for its end, or restart the daemon",
-            )
-            raise AgentError("probation.stuck", found, "one candidate at a time", remedy)
+            found, expected = "a candidate that still hangs and holds its memory", "one candidate at a time"
+            raise AgentError("probation.stuck", found, expected, "wait for its end, or restart the daemon")
         limit_s = deadline_s(self._probation, self.record)
         tensors = (engine.inputs, engine.outputs) if own_outputs else self._tensors
         task = CheckedVisionTask(self._spec, *tensors, self._task.not_finite, self._clock)
