@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -121,23 +121,20 @@ class Source:
     loop: bool = False
     max_pixels: int = MAX_PIXELS
 
-    def __post_init__(self) -> None:
-        """Raises CameraError (`camera.option`) for a setting that has no effect on such a source."""
-        for setting in fields(CaptureSettings):
-            value = getattr(self.requested, setting.name)
-            if value != setting.default:
-                self.check_accepts(setting.name, value)
-        if self.requested.decoder == "gstreamer" and self.requested.decode_threads != CaptureSettings.decode_threads:
-            found = f"camera.decode_threads: {self.requested.decode_threads} beside camera.decoder: gstreamer"
+    def check_accepts(self, keys: Mapping[str, object]) -> None:
+        """Raises CameraError (`camera.option`) for a key of `camera:` that has no effect on such a source.
+
+        keys: those that are not at their defaults.
+        """
+        for key, value in keys.items():
+            kinds = _KINDS_BY_KEY.get(key, (self.kind,))
+            if self.kind not in kinds:
+                found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
+                raise CameraError("camera.option", found, f"a source of kind {' or '.join(kinds)}", "leave the key out")
+        if keys.get("decoder") == "gstreamer" and "decode_threads" in keys:
+            found = f"camera.decode_threads: {keys['decode_threads']} beside camera.decoder: gstreamer"
             expected = "one of the two: decode_threads are FFmpeg's threads"
             raise CameraError("camera.option", found, expected, "leave one of them out")
-
-    def check_accepts(self, key: str, value: object) -> None:
-        """Raises CameraError (`camera.option`) where this key of `camera:` has no effect on such a source."""
-        kinds = _KINDS_BY_KEY[key]
-        if self.kind not in kinds:
-            found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
-            raise CameraError("camera.option", found, f"a source of kind {' or '.join(kinds)}", "leave the key out")
 
     def check_pixels(self, width: int, height: int) -> None:
         """Raise CameraError (`camera.pixels`) for pictures of more pixels than are allowed."""
