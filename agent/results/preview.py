@@ -144,7 +144,6 @@ class Preview(threading.Thread):
                 self._sleep(None)
                 continue
             try:
-                self._check_permitted()
                 with self._listening() as reception:
                     self._serve(reception)
             except AgentError as error:
@@ -168,15 +167,13 @@ class Preview(threading.Thread):
         with suppress(BlockingIOError):
             self._wakes.recv(4096)
 
-    def _check_permitted(self) -> None:
+    @contextmanager
+    def _listening(self) -> Iterator[Reception[Viewer]]:
+        """Listen while the block runs, then end all viewers. Raises AgentError (`preview.privacy`, `.address`)."""
         if not self._permitted:
             found = f"preview.address is {self._config.address}, and privacy.preview is false"
             remedy = "let the board's owner set privacy.preview in config.yaml, or leave preview.address out"
             raise AgentError("preview.privacy", found, "privacy.preview true", remedy)
-
-    @contextmanager
-    def _listening(self) -> Iterator[Reception[Viewer]]:
-        """Listen while the block runs, then end all viewers. Raises AgentError (`preview.address`)."""
         place = self._config.place
         assert place is not None  # else there is no preview
         with ExitStack() as stack:
