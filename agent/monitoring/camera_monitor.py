@@ -331,7 +331,9 @@ class CameraMonitor:
             self._classes.add(served.frame.id, ts, served.result, reference)
             if self._classes.values // _KEPT_EVERY > kept:
                 self._evidence.note("classes", self._classes.state())
-            self._add_appearance(reference)
+            features = self._view.features  # of this frame
+            if features and self._appearance.add(Appearance.from_features(features, _confidence(reference))):
+                self._evidence.note("appearances", self._appearance.state())
             if drift.update(ts, observation.histograms):
                 self._end_block(ts, drift)
             state = drift.state
@@ -355,13 +357,6 @@ class CameraMonitor:
             if seen is not None:
                 self._relighting = None
                 self._explain(self._drift, self._drift.gain_on(seen))
-
-    def _add_appearance(self, reference: Prediction) -> None:
-        """Add the appearance of the newest frame, which the view monitor has just measured."""
-        if self._view.features is None:
-            return
-        if self._appearance.add(Appearance.from_features(self._view.features, _confidence(reference))):
-            self._evidence.note("appearances", self._appearance.state())
 
     def _explain(self, drift: DriftMonitor, relit_db: float | None) -> None:
         """Put the remedies for an alarm beside each other."""
