@@ -331,7 +331,7 @@ class CameraMonitor:
             self._classes.add(served.frame.id, ts, served.result, reference)
             if self._classes.values // _KEPT_EVERY > kept:
                 self._evidence.note("classes", self._classes.state())
-            features = self._view.features  # of this frame
+            features = self._view.features  # the newest frame's
             if features and self._appearance.add(Appearance.from_features(features, _confidence(reference))):
                 self._evidence.note("appearances", self._appearance.state())
             if drift.update(ts, observation.histograms):
