@@ -210,10 +210,10 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollector]:
-    from fleet.metrics.processes import CollectorMetrics
+    from fleet.metrics.processes import ProcessMetrics, collector_metrics
     from fleet.metrics.store import StoreMetrics, device_metrics
 
-    return CollectorMetrics(collector), StoreMetrics(db, device_metrics)
+    return ProcessMetrics(lambda: collector_metrics(collector)), StoreMetrics(db, device_metrics)
 
 
 @contextmanager

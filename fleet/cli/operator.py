@@ -167,9 +167,9 @@ def _web(options: argparse.Namespace) -> int:
 
 
 def _web_metrics(boards: LiveBoards) -> Collector:
-    from fleet.metrics.processes import WebMetrics
+    from fleet.metrics.processes import ProcessMetrics, web_metrics
 
-    return WebMetrics(boards)
+    return ProcessMetrics(lambda: web_metrics(boards))
 
 
 def _watch(options: argparse.Namespace) -> int:

@@ -208,7 +208,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _metrics(controller: Controller, db: str) -> Sequence[Collector]:
-    from fleet.metrics.processes import ControllerMetrics
+    from fleet.metrics.processes import ProcessMetrics, controller_metrics
     from fleet.metrics.store import StoreMetrics, rollout_metrics
 
-    return ControllerMetrics(controller), StoreMetrics(db, rollout_metrics)
+    return ProcessMetrics(lambda: controller_metrics(controller)), StoreMetrics(db, rollout_metrics)
