@@ -71,11 +71,8 @@ def room_routes(room: FleetRoom, streams: Streams, token: str) -> list[Route]:
     """Return the routes of the fleet's pages. token: of their forms."""
     pages = _RoomPages(room, streams, token)
     return [
-        Route("/devices", pages.devices),
+        *(Route(f"/{page}", pages.page) for page in ("devices", "overview", "days", "rollouts")),
         Route("/devices/tags", pages.tag, methods=["POST"]),
-        Route("/overview", pages.overview),
-        Route("/days", pages.days),
-        Route("/rollouts", pages.rollouts),
         Route("/rollouts/new", pages.new_rollout),
         Route("/rollouts/new", pages.create, methods=["POST"]),
         Route("/rollouts/{id}", pages.rollout),
@@ -94,17 +91,9 @@ class _RoomPages:
         self._creating = asyncio.Lock()
         self._created: OrderedDict[str, str] = OrderedDict()  # ids by the seed of the form
 
-    async def devices(self, request: Request) -> Response:
-        return await self._show("devices", _where(request))
-
-    async def overview(self, request: Request) -> Response:
-        return await self._show("overview", _where(request))
-
-    async def days(self, request: Request) -> Response:
-        return await self._show("days", _where(request))
-
-    async def rollouts(self, _request: Request) -> Response:
-        return await self._show("rollouts")
+    async def page(self, request: Request) -> Response:
+        """Show the page that the path names."""
+        return await self._show(request.url.path.removeprefix("/"), _where(request))
 
     async def rollout(self, request: Request, error: str = "", status: int = 200) -> Response:
         return await self._show("rollout", request.path_params["id"], error, status)
@@ -123,7 +112,7 @@ class _RoomPages:
 
     def _tag(self, where: str, tags: Mapping[str, str], removed: Sequence[str], who: str, store: FleetStore) -> None:
         devices = Devices(store)
-        selected = select(devices, self._room.fleet, where or None, self._room.silent_s, clock=self._room.clock)
+        selected = select(devices, self._room.fleet, where, clock=self._room.clock)
         devices.tag(selected, tags, removed, who)
 
     async def new_rollout(self, request: Request) -> Response:
@@ -198,7 +187,7 @@ class _RoomPages:
         values, every_s = _PARTS[page]
 
         def make(store: FleetStore) -> str:
-            return self._render(f"{page}_part.html", **values(self._room, subject, store))
+            return self._render(f"{page}_part.html", **values(store, self._room, subject))
 
         return await self._room.read(f"{page} {subject}", make, every_s)
 
@@ -209,7 +198,7 @@ class _RoomPages:
         """Return what distinguishes a part from another one, as far as people see."""
         return f"{self._start}-{reading.digest}{'-away' if reading.trouble else ''}"
 
-    async def _show(self, page: str, subject: str = "", error: str = "", status: int = 200) -> Response:
+    async def _show(self, page: str, subject: str, error: str = "", status: int = 200) -> Response:
         reading = await self._read(page, subject)
         query = {"shown": self._label(reading)}
         if page == "rollout":
@@ -241,23 +230,13 @@ class _RoomPages:
         return environment(_PACKAGE).get_template(template).render(now=self._room.clock.wall_s(), **values)
 
 
-_Values = Callable[[FleetRoom, str, FleetStore], dict[str, Any]]
-
-
-def _of_selection(values: Callable[[FleetStore, str, str, float, float], dict[str, Any]]) -> _Values:
-    return lambda room, where, store: values(store, room.fleet, where, room.silent_s, room.clock.wall_s())
-
-
-# The part of the store that each page shows, and how often it is read.
-_PARTS: dict[str, tuple[_Values, float]] = {
-    "devices": (_of_selection(devices_values), _DEVICES_S),
-    "overview": (_of_selection(overview_values), _DEVICES_S),
-    "days": (_of_selection(days_values), _DAYS_S),
-    "rollouts": (lambda room, _, store: rollouts_values(store, room.fleet, room.clock.wall_s()), _ROLLOUT_S),
-    "rollout": (
-        lambda room, identity, store: rollout_values(store, room.fleet, identity, room.clock.wall_s()),
-        _ROLLOUT_S,
-    ),
+# What each page shows of the store, and how often it is read.
+_PARTS: dict[str, tuple[Callable[[FleetStore, FleetRoom, str], dict[str, Any]], float]] = {
+    "devices": (devices_values, _DEVICES_S),
+    "overview": (overview_values, _DEVICES_S),
+    "days": (days_values, _DAYS_S),
+    "rollouts": (rollouts_values, _ROLLOUT_S),
+    "rollout": (rollout_values, _ROLLOUT_S),
 }
 
 
