@@ -13,7 +13,7 @@ Public names:
     pictures    fetch_picture, no_picture, camera_choices
     views       board_page, fleet_row, state_of
     table       FleetTable
-    forms       read_form
+    forms       basic_credentials, read_form
     streams     Streams, event
     room        FleetRoom, Reading
     room_pages  room_routes

@@ -6,7 +6,6 @@ import asyncio
 import getpass
 import shlex
 import uuid
-from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from fleet.rollout.register import ALL, WAVE, RolloutRegister
 from fleet.rollout.spec import OPS, RolloutSpec, parse_duration, typed_spec
 from fleet.store.transaction import FleetStore
 from fleet.untrusted import printable
-from fleet.web.forms import read_form
+from fleet.web.forms import basic_credentials, read_form
 from fleet.web.room import FleetRoom, Reading
 from fleet.web.room_views import (
     days_values,
@@ -246,14 +245,8 @@ def _where(request: Request) -> str:
 
 def _who(request: Request) -> str:
     """Return who acts, for the record: by the name that the browser gave with the password, if it gave one."""
-    scheme, _, content = request.headers.get("authorization", "").partition(" ")
-    name = ""
-    if scheme.lower() == "basic":
-        try:
-            name = printable(b64decode(content).partition(b":")[0].decode("utf-8", "replace"), 64)
-        except ValueError:
-            name = ""
-    return f"{name or getpass.getuser()} by tared web"
+    name, _ = basic_credentials(request.headers.get("authorization", ""))
+    return f"{printable(name.decode('utf-8', 'replace'), 64) or getpass.getuser()} by tared web"
 
 
 def _words(error: TaredError) -> str:

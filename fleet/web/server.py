@@ -11,7 +11,6 @@ import hmac
 import secrets
 import socket
 import threading
-from base64 import b64decode
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -32,7 +31,7 @@ from agent.common.html.pages import environment, resource
 from agent.contract.topics import Topics
 from calibrate.errors import TaredError
 from fleet.web.boards import LiveBoards
-from fleet.web.forms import read_form
+from fleet.web.forms import basic_credentials, read_form
 from fleet.web.orders import OPS, Orders
 from fleet.web.pictures import camera_choices, fetch_picture, no_picture
 from fleet.web.room import FleetRoom
@@ -125,19 +124,12 @@ class _Guard:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        if self._password and not self._knows_password(Headers(scope=scope).get("authorization", "")):
+        _, given = basic_credentials(Headers(scope=scope).get("authorization", ""))
+        if self._password and not hmac.compare_digest(given, self._password):
             demand = {"WWW-Authenticate": 'Basic realm="tared", charset="UTF-8"'}
             await PlainTextResponse("the password of tared web, please\n", 401, demand)(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
-
-    def _knows_password(self, authorization: str) -> bool:
-        scheme, _, content = authorization.partition(" ")
-        try:
-            given = b64decode(content, validate=True).partition(b":")[2]
-        except ValueError:
-            return False
-        return scheme.lower() == "basic" and hmac.compare_digest(given, self._password)
 
 
 class _Pages:
