@@ -40,8 +40,8 @@ from fleet.web.room_views import (
     rollouts_values,
 )
 from fleet.web.streams import Streams, event
+from fleet.web.views import PACKAGE
 
-_PACKAGE = "fleet.web"
 _DEVICES_S, _ROLLOUT_S, _DAYS_S = 10.0, 1.0, 600.0  # between two readings
 _MOST_WHERE = 1000
 _MOST_REMEMBERED = 100
@@ -226,7 +226,7 @@ class _RoomPages:
         return HTMLResponse(self._render(template, **shared, **values), status)
 
     def _render(self, template: str, **values: Any) -> str:
-        return environment(_PACKAGE).get_template(template).render(now=self._room.clock.wall_s(), **values)
+        return environment(PACKAGE).get_template(template).render(now=self._room.clock.wall_s(), **values)
 
 
 # What each page shows of the store, and how often it is read.

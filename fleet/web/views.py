@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.common.html.charts import Axis, Mark, Series, line_chart
-from agent.common.html.pages import Figure, show_bytes, show_share
-from agent.common.html.text import visible
-from fleet.devices.facts import value_at
-from fleet.web.boards import LiveBoard
+from markupsafe import Markup
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.html.charts import Axis, Mark, Series, line_chart
+from agent.common.html.pages import Figure, environment, show_bytes, show_share
+from agent.common.html.text import visible
+from fleet.devices.facts import SILENT_S, value_at
+from fleet.views.sections import DRIFT_COLORS
+from fleet.web.boards import LiveBoard, LiveBoards
+
+PACKAGE = "fleet.web"  # has the templates
 _STATES = {"online": "good", "degraded": "warning", "stopping": "idle", "offline": "bad"}
-_DRIFT = {"calm": "good", "warning": "warning", "alarm": "bad"}
 _STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
-_SILENT_S = 600.0
 _GOOD = 0.9  # a fidelity that the default of recalibration.max_loss allows
 # The detail of an event has these values, in this order; each with the text before and behind it.
 _EVENT_WORDS = {
@@ -65,7 +69,7 @@ class Step:
 def state_of(board: LiveBoard, now: float) -> tuple[str, str]:
     """Return a board's state and its tone; one that says it is there, and is not heard, is silent."""
     state = str(value_at(board.documents.get("status"), "state") or "never heard")
-    if state in ("online", "degraded") and (board.heard_at is None or now - board.heard_at > _SILENT_S):
+    if state in ("online", "degraded") and (board.heard_at is None or now - board.heard_at > SILENT_S):
         return "silent", "c3"
     return visible(state, _MOST_WORD), _STATES.get(state, "idle")
 
@@ -105,13 +109,60 @@ def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
         "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
         "fidelity": _figure(camera, "fidelity", "estimate"),
         "drift": visible(drift, _MOST_WORD),
-        "drift_tone": _DRIFT.get(drift, "idle"),
+        "drift_tone": DRIFT_COLORS.get(drift, "idle"),
         "gain_db": _figure(camera, "drift", "gain_db"),
         "fps": _figure(camera, "fps"),
         "p99_ms": _figure(camera, "latency_ms", "p99"),
         "job": visible(value_at(board.job, "step") or "", _MOST_WORD),
         "heard_at": board.heard_at,
     }
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row as HTML. serial: of its newest change."""
+
+    key: tuple[int, str]  # the board's version, and its state, which also the clock changes
+    html: Markup
+    serial: int
+
+
+class FleetTable:
+    """The rows of the fleet's table, each made once for each change of its board. For the thread that serves the pages.
+
+    A thousand boards that report every few seconds would otherwise cost a page's server more than it has. A page is
+    sent the rows that have changed since its `mark`.
+    """
+
+    def __init__(self, boards: LiveBoards, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._boards, self._clock = boards, clock
+        self._template = environment(PACKAGE).get_template("fleet_row.html")
+        self._rows: dict[str, _Row] = {}
+        self._serial = 0
+        self._instance = secrets.token_hex(4)  # a mark of another process means nothing here
+
+    @property
+    def mark(self) -> str:
+        """Stands for all changes so far."""
+        return f"{self._instance}.{self._serial}"
+
+    def rows_since(self, mark: str = "") -> Markup:
+        """Return the rows that have changed since a mark, in the order of the boards' names; all, for one unknown."""
+        self._update(self._clock.wall_s())
+        instance, _, serial = mark.partition(".")
+        known = int(serial) if instance == self._instance and serial.isascii() and serial.isdigit() else 0
+        return Markup().join(row.html for _, row in sorted(self._rows.items()) if row.serial > known)
+
+    def _update(self, now: float) -> None:
+        for name in self._boards.names():
+            board, row = self._boards.get(name), self._rows.get(name)
+            if board is None:
+                continue
+            key = board.version, state_of(board, now)[0]
+            if row is None or row.key != key:
+                self._serial += 1
+                html = Markup(self._template.render(row=fleet_row(name, board, now)))
+                self._rows[name] = _Row(key, html, self._serial)
 
 
 def _reason(board: LiveBoard) -> str:
@@ -223,7 +274,7 @@ def _drift_tile(drift: Any) -> Tile:
         detail += f", {100.0 * gain:.1f} points of fidelity"
     if detail and tolerance_db is not None:
         detail += f", {tolerance_db:g} dB are tolerated"
-    return Tile("drift", visible(state, _MOST_WORD), detail, _DRIFT.get(state, "idle"))
+    return Tile("drift", visible(state, _MOST_WORD), detail, DRIFT_COLORS.get(state, "idle"))
 
 
 def _interval_tile(name: str, measured: Any) -> Tile:
