@@ -20,7 +20,7 @@ from agent.contract.topics import MAX_NAME_BYTES, Topics
 from agent.contract.wire import MessageError, read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.receive_queue import Arrival, ReceiveQueue
-from fleet.devices.facts import value_at
+from fleet.devices.facts import cameras_of, value_at
 from fleet.operator import wait_connected
 from fleet.untrusted import printable
 
@@ -111,8 +111,7 @@ def _table(known: dict[str, WatchedDevice], width: int) -> RenderableType:
     for name, device in sorted(known.items()):
         state = device.newest.get("status", {}).get("state", "?")
         engine = str(device.newest.get("birth", {}).get("engine") or "")
-        cameras = device.newest.get("telemetry", {}).get("cameras")
-        camera: Any = next(iter(cameras.values()), {}) if isinstance(cameras, dict) else {}
+        camera: Any = next(iter(cameras_of(device.newest.get("telemetry", {})).values()), {})
         heard = f"{time.monotonic() - device.heard_s:.0f} s ago" if device.heard_s is not None else "not yet"
         event = _event(device.newest.get("event", {}))
         rows.append((_plain(name), _plain(state), _plain(engine), *_figures(camera), _plain(event), heard))

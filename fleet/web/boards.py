@@ -16,7 +16,7 @@ from agent.contract.topics import Topics
 from agent.contract.wire import read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.receive_queue import Arrival, ReceiveQueue
-from fleet.devices.facts import as_number, value_at
+from fleet.devices.facts import as_number, cameras_of, value_at
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _QUEUE_BYTES, _BATCH_BYTES = 16 << 20, 1 << 20
@@ -138,11 +138,10 @@ class LiveBoards:
 
 
 def _note_points(board: LiveBoard, telemetry: Mapping[str, Any], now: float) -> None:
-    cameras = telemetry.get("cameras")
-    for name, camera in cameras.items() if isinstance(cameras, Mapping) else ():
+    for name, camera in cameras_of(telemetry).items():
         estimate, gain_db = value_at(camera, "fidelity", "estimate"), value_at(camera, "drift", "gain_db")
-        points = [*board.points.get(str(name), ()), (now, as_number(estimate), as_number(gain_db))]
-        board.points[str(name)] = thinned(points, _MOST_POINTS)
+        points = [*board.points.get(name, ()), (now, as_number(estimate), as_number(gain_db))]
+        board.points[name] = thinned(points, _MOST_POINTS)
 
 
 def _note_job(board: LiveBoard, event: Mapping[str, Any]) -> None:

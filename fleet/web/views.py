@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from markupsafe import Markup
@@ -14,7 +15,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.html.charts import Axis, Mark, Series, line_chart
 from agent.common.html.pages import Figure, environment, show_bytes, show_share
 from agent.common.html.text import visible
-from fleet.devices.facts import SILENT_S, value_at
+from fleet.devices.facts import SILENT_S, cameras_of, value_at
 from fleet.views.sections import DRIFT_COLORS
 from fleet.web.boards import LiveBoard, LiveBoards
 
@@ -44,7 +45,7 @@ _MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # characters, characters, even
 _HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # beginnings of keys in telemetry.health
 _TITLES = {"rss_bytes": "memory of the daemon", "load_1min": "load of a minute"}
 _UNITS = {"_bytes": "", "_c": "°C", "_w": "W"}  # by the end of a figure's name
-_MOST_REGIMES = 16
+_MOST_REGIMES = _MOST_CAMERAS = 16
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
     """Return what the changing part of a board's page shows."""
     state, tone = state_of(board, now)
     telemetry = board.documents.get("telemetry", {})
-    reported = telemetry.get("cameras")
-    cameras = {str(name): each for name, each in reported.items()} if isinstance(reported, Mapping) else {}
+    cameras = islice(cameras_of(telemetry).items(), _MOST_CAMERAS)
     return {
         "state": state,
         "tone": tone,
@@ -87,7 +87,7 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
         "heard_at": board.heard_at,
         "measured_at": board.measured_at,
         "tiles": list(_tiles(board, telemetry)),
-        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
+        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in cameras},
         "figures": list(_figures(board)),
         "steps": _steps(board.job),
         "percent": _figure(board.job, "percent"),
@@ -100,7 +100,8 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
 def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
     """Return what a row of the fleet's table shows of a board."""
     state, tone = state_of(board, now)
-    camera = _least_faithful(board.documents.get("telemetry", {}))
+    cameras = cameras_of(board.documents.get("telemetry", {})).values()
+    camera: Any = min(cameras, key=_fidelity, default={})
     drift = str(value_at(camera, "drift", "state") or "")
     return {
         "name": name,
@@ -337,10 +338,9 @@ def _event_words(event: Mapping[str, Any]) -> str:
     return visible(", ".join(words), _MOST_TEXT)
 
 
-def _least_faithful(telemetry: Mapping[str, Any]) -> Any:
-    cameras = telemetry.get("cameras")
-    each = list(cameras.values()) if isinstance(cameras, Mapping) else []
-    return min(each, key=lambda camera: _figure(camera, "fidelity", "estimate") or math.inf, default={})
+def _fidelity(camera: Any) -> float:
+    estimate = _figure(camera, "fidelity", "estimate")
+    return math.inf if estimate is None else estimate
 
 
 def _figure(document: Any, *keys: str) -> float | None:
