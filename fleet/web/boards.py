@@ -112,7 +112,6 @@ class LiveBoards:
                 for arrival in arrivals:
                     self._receive(arrival)
                 self.version += 1
-            self._queue.confirm(len(arrivals))
 
     def _receive(self, arrival: Arrival) -> None:
         """Note a document; messages that cannot be read are ignored."""
