@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agent.common.errors import CommandError
@@ -46,18 +45,6 @@ _PLAIN = (BoardStage.WAITING, BoardStage.DONE, BoardStage.UNDONE)
 _CLAIM_S = 10.0  # a controller needs as long to find a new rollout
 _MOST_DEVICES, _MOST_BOARDS, _MOST_ROLLOUTS, _MOST_RECORDS = 1000, 200, 200, 200
 _MOST_TAGS = 8
-
-
-@dataclass(frozen=True)
-class WaveView:
-    """A wave of a rollout: what has come of it, and what its gates have said; tone: a colour of the style."""
-
-    number: int
-    boards: int
-    counts: str
-    stand: str
-    tone: str
-    gates: Sequence[Mapping[str, Any]]
 
 
 def devices_values(store: FleetStore, room: FleetRoom, where: str) -> dict[str, Any]:
@@ -209,7 +196,8 @@ def _gate_words(gates: str) -> str:
         return gates
 
 
-def _waves(overview: Overview) -> Iterator[WaveView]:
+def _waves(overview: Overview) -> Iterator[dict[str, Any]]:
+    """Yield what has come of each wave, and what its gates have said."""
     rollout = overview.rollout
     judged: dict[int, list[Mapping[str, Any]]] = {}
     for record in overview.records:
@@ -219,7 +207,7 @@ def _waves(overview: Overview) -> Iterator[WaveView]:
     for wave, counts in sorted(overview.counts.items()):
         gates = judged.get(wave + 1, [])
         stand, tone = _wave_stand(rollout, wave, gates)
-        yield WaveView(wave + 1, sum(counts.values()), count_words([counts]), stand, tone, gates)
+        yield {"number": wave + 1, "counts": count_words([counts]), "stand": stand, "tone": tone, "gates": gates}
 
 
 def _wave_stand(rollout: Rollout, wave: int, gates: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

@@ -6,7 +6,8 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from markupsafe import Markup
@@ -56,15 +57,6 @@ class Tile:
     value: str
     detail: str = ""
     tone: str = ""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A state of the running job: is_done, is_now or neither."""
-
-    name: str
-    is_done: bool
-    is_now: bool
 
 
 def state_of(board: LiveBoard, now: float) -> tuple[str, str]:
@@ -239,11 +231,9 @@ def _policy_tile(policy: Mapping[str, Any]) -> Tile:
 
 def _health_tile(name: str, value: float) -> Tile:
     """Show a figure of telemetry's health, by the unit at the end of its name."""
-    for ending, unit in _UNITS.items():
-        if name.endswith(ending):
-            title = _TITLES.get(name, visible(name.removesuffix(ending).replace("_", " "), 30))
-            return Tile(title, show_bytes(value) if ending == "_bytes" else f"{value:.4g} {unit}")
-    return Tile(_TITLES.get(name, visible(name.replace("_", " "), 30)), f"{value:.4g}")
+    ending = next(filter(name.endswith, _UNITS), "")
+    title = _TITLES.get(name, visible(name.removesuffix(ending).replace("_", " "), 30))
+    return Tile(title, show_bytes(value) if ending == "_bytes" else f"{value:.4g} {_UNITS.get(ending, '')}".strip())
 
 
 def _regimes(birth: Mapping[str, Any]) -> list[str]:
@@ -310,23 +300,19 @@ def _figures(board: LiveBoard) -> Iterator[Figure]:
                 yield Figure(f"{title}{whose}", chart, key)
 
 
-def _steps(job: Mapping[str, Any] | None) -> list[Step]:
-    """Return the states of the running job in their order; none without a job."""
+def _steps(job: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the states of the running job in their order, each with `done`, `now` or ""; none without a job."""
     step = value_at(job, "step")
     if step not in _STEPS:
         return []
     now = _STEPS.index(str(step))
-    return [Step(name, index < now, index == now) for index, name in enumerate(_STEPS)]
+    return [(name, "done" if index < now else "now" if index == now else "") for index, name in enumerate(_STEPS)]
 
 
 def _without_repeats(events: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[tuple[float, str, str]]:
-    """Yield time, kind and words of each event; of those that say the same in a row, the newest."""
-    shown = ("", "")
-    for at, event in events:
-        words = visible(event.get("kind", ""), _MOST_WORD), _event_words(event)
-        if words != shown:
-            yield at, *words
-        shown = words
+    """Return time, kind and words of each event; of those that say the same in a row, the newest."""
+    shown = ((at, visible(event.get("kind", ""), _MOST_WORD), _event_words(event)) for at, event in events)
+    return (next(same) for _, same in groupby(shown, key=itemgetter(1, 2)))
 
 
 def _event_words(event: Mapping[str, Any]) -> str:
