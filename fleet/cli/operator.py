@@ -151,18 +151,17 @@ def _save(picture: bytes, path: Path) -> None:
 def _web(options: argparse.Namespace) -> int:
     """Run `tared web`: serve the page of the boards until a signal comes."""
     from agent.common.console import say, set_up_logging
-    from fleet.web.command import Listen, StoreOptions, run_web
+    from fleet.web.command import Listen, run_web
 
     set_up_logging("error")
     listen = Listen.parse(options.listen, tuple(options.name))
     endpoint, fleet, signer = endpoint_from(options), fleet_from(options), signer_from(options)
-    store = StoreOptions(options.db, options.files) if options.db is not None else None
 
     def metrics(boards: LiveBoards) -> AbstractContextManager[None]:
         return serving_metrics(options, "web", lambda: [_web_metrics(boards)])
 
-    password_file = options.web_password_file
-    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), store, metrics)
+    password_file, db, files = options.web_password_file, options.db, options.files
+    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), db, files, metrics)
     return 0
 
 

@@ -17,5 +17,5 @@ Public names:
     room        FleetRoom, Reading
     room_pages  room_routes
     server      create_app, WebOptions
-    command     run_web, Listen, StoreOptions
+    command     run_web, Listen
 """
