@@ -377,7 +377,7 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
         "excluded": dict(merged.excluded),
         "silent": dict(exchange.failed),
         "counts": dict(exchange.inbox.counts),
-        "distances_db": {device: [each.to_board_db, each.to_group_db] for device, each in merged.distances.items()},
+        "distances_db": dict(merged.distances),
     }
     if options.json:
         print(json.dumps(result))
