@@ -122,7 +122,6 @@ def _send(options: argparse.Namespace) -> int:
     topics = Topics(fleet_from(options), options.device)
     addressee = topics if signer is not None else None
     request = new_command(options.op, pairs, time.time(), options.valid, addressee, options.version)
-    result = None
     endpoint = endpoint_from(options)
     pictures = receive_snapshots(endpoint, topics, options.timeout) if output is not None else nullcontext()
     with pictures as receive, progress(options.op, 100) as bar:
@@ -130,11 +129,11 @@ def _send(options: argparse.Namespace) -> int:
             bar.update(round(result.percent or 0.0), result.step or result.status)
             if not options.json and result.step is None:
                 print(result.to_json().decode())
-        if output is not None and receive is not None and result is not None and result.status == "SUCCEEDED":
+        if output is not None and receive is not None and result.status == "SUCCEEDED":
             _save(receive(result), output)
-    if result is None or options.json:
-        print(result.to_json().decode() if result else "{}")
-    return 0 if result is not None and result.status == "SUCCEEDED" else 1
+    if options.json:
+        print(result.to_json().decode())
+    return 0 if result.status == "SUCCEEDED" else 1
 
 
 def _save(picture: bytes, path: Path) -> None:
