@@ -40,12 +40,8 @@ def add_operator(commands: Any) -> None:
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     send.add_argument("device", metavar="DEVICE", help="the board's device name")
     send.add_argument("op", metavar="OP", help=_OPS)
-    send.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="key=value",
-        help="of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle",
-    )
+    given = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
+    send.add_argument("arguments", nargs="*", metavar="key=value", help=given)
     picture = "of snapshot: where to save the picture (default: it is not saved)"
     send.add_argument("-o", "--output", type=Path, metavar="now.jpg", help=picture)
     add_sign_option(send)
@@ -54,13 +50,8 @@ def add_operator(commands: Any) -> None:
     valid = "seconds until the command expires"
     send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help=valid)
     add_broker_options(send)
-    send.add_argument(
-        "--timeout",
-        type=number(float, 0.1, 86400.0),
-        default=30.0,
-        metavar="S",
-        help="seconds of silence after which it gives up",
-    )
+    silence = "seconds of silence after which it gives up"
+    send.add_argument("--timeout", type=number(float, 0.1, 86400.0), default=30.0, metavar="S", help=silence)
 
     watch = command(commands, "watch", _watch, "follow devices live: a table on a terminal, else JSON lines")
     watch.add_argument("devices", nargs="*", metavar="DEVICE", help="their names; none: all of the fleet")
@@ -86,16 +77,14 @@ def add_operator(commands: Any) -> None:
     new.add_argument("name", type=Path, metavar="NAME", help=files)
 
     release = command(commands, "release", _release, "sign that a model may run, for 'tared send DEVICE model'")
-    release.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model that may run")
-    release.add_argument("--key", type=Path, required=True, metavar="KEY", help="a release key")
-    lowest = "boards take none below it"
-    release.add_argument("--version", type=number(int, 1, 2**53 - 1), required=True, metavar="N", help=lowest)
+    add = release.add_argument
+    add("model", type=Path, metavar="MODEL.onnx", help="the model that may run")
+    add("--key", type=Path, required=True, metavar="KEY", help="a release key")
+    add("--version", type=number(int, 1, 2**53 - 1), required=True, metavar="N", help="boards take none below it")
     days = "days until boards refuse it"
-    release.add_argument("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help=days)
-    product = "for boards of this commands.product (default: boards that name none)"
-    release.add_argument("--product", metavar="NAME", help=product)
-    statement = "the release to write"
-    release.add_argument("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE", help=statement)
+    add("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help=days)
+    add("--product", metavar="NAME", help="for boards of this commands.product (default: boards that name none)")
+    add("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE", help="the release to write")
 
 
 def _send(options: argparse.Namespace) -> int:
