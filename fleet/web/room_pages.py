@@ -261,10 +261,8 @@ def _steer(fleet: str, begin: str, step: str, undo: str | None, why: str, who: s
     register, identity = RolloutRegister(store, who), own_rollout(store, fleet, begin)
     if step == "abort":
         register.abort(identity, undo, why)
-    elif step == "pause":
-        register.pause(identity, why)
     else:
-        register.resume(identity, why)
+        (register.pause if step == "pause" else register.resume)(identity, why)
 
 
 def _spec(fields: Mapping[str, str], files: Path | None) -> RolloutSpec:
@@ -276,22 +274,10 @@ def _spec(fields: Mapping[str, str], files: Path | None) -> RolloutSpec:
         raise CommandError("command.args", str(error), expected, "correct them") from None
     if fields["op"] in FILES:
         arguments = [_with_folder(each, files) for each in arguments]
-    return typed_spec(
-        fields["op"],
-        arguments,
-        select=fields["select"],
-        waves=fields["waves"],
-        gates=fields["gates"],
-        soak_s=parse_duration(fields["soak"]),
-        at_once=at_once,
-        windows=tuple(fields["windows"].split()),
-        timezone=fields["timezone"],
-        order=fields["order"],
-        valid_s=parse_duration(fields["valid"]),
-        deadline_s=parse_duration(fields["deadline"]),
-        silent_s=parse_duration(fields["silent"]),
-        signed=bool(fields["signed"]),
-    )
+    texts = {name: fields[name] for name in ("select", "waves", "gates", "timezone", "order")}
+    times = {f"{name}_s": parse_duration(fields[name]) for name in ("soak", "valid", "deadline", "silent")}
+    windows, signed = tuple(fields["windows"].split()), bool(fields["signed"])
+    return typed_spec(fields["op"], arguments, at_once=at_once, windows=windows, signed=signed, **texts, **times)
 
 
 def _with_folder(argument: str, files: Path | None) -> str:
