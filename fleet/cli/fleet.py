@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from _typeshed import DataclassInstance
     from prometheus_client.registry import Collector as MetricsCollector
 
-    from fleet.collector.collector import Collector
     from fleet.devices.devices import Device, Devices
     from fleet.merge.calibration import MergedCalibration
     from fleet.merge.exchange import MergeExchange
@@ -192,20 +191,19 @@ def _collect(options: argparse.Namespace) -> int:
     def show() -> tuple[int, str]:
         return counts["report"], f"{counts['gap']} gaps, {counts['refused']} refused; {collector.outcome}"
 
-    with serving_metrics(options, "collect", lambda: _collector_metrics(collector, options.db)):
+    def metrics() -> Sequence[MetricsCollector]:
+        from fleet.metrics.processes import ProcessMetrics, collector_metrics
+        from fleet.metrics.store import StoreMetrics, device_metrics
+
+        return ProcessMetrics(lambda: collector_metrics(collector)), StoreMetrics(options.db, device_metrics)
+
+    with serving_metrics(options, "collect", metrics):
         run_until_signalled(collector.run, "collecting", None, show)
     if options.json:
         print(json.dumps({"counts": {name: counts[name] for name in _COUNTED}}))
     else:
         print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}")
     return 0
-
-
-def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollector]:
-    from fleet.metrics.processes import ProcessMetrics, collector_metrics
-    from fleet.metrics.store import StoreMetrics, device_metrics
-
-    return ProcessMetrics(lambda: collector_metrics(collector)), StoreMetrics(db, device_metrics)
 
 
 @contextmanager

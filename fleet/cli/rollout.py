@@ -28,7 +28,6 @@ from fleet.cli.arguments import (
 if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from prometheus_client.registry import Collector
 
-    from fleet.rollout.controller import Controller
     from fleet.rollout.register import RolloutRegister
     from fleet.rollout.spec import RolloutSpec
 
@@ -196,15 +195,14 @@ def _run(options: argparse.Namespace) -> int:
         waves = [f"{each.id} {each.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
         return len(waves), f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"
 
-    with serving_metrics(options, "rollout", lambda: _metrics(controller, options.db)):
+    def metrics() -> Sequence[Collector]:
+        from fleet.metrics.processes import ProcessMetrics, controller_metrics
+        from fleet.metrics.store import StoreMetrics, rollout_metrics
+
+        return ProcessMetrics(lambda: controller_metrics(controller)), StoreMetrics(options.db, rollout_metrics)
+
+    with serving_metrics(options, "rollout", metrics):
         run_until_signalled(controller.run, "rollouts", None, show, lambda: options.until_done and controller.is_done)
     if options.json:
         print(json.dumps({"ended": {each.id: each.state.value for each in controller.ended}}))
     return 0
-
-
-def _metrics(controller: Controller, db: str) -> Sequence[Collector]:
-    from fleet.metrics.processes import ProcessMetrics, controller_metrics
-    from fleet.metrics.store import StoreMetrics, rollout_metrics
-
-    return ProcessMetrics(lambda: controller_metrics(controller)), StoreMetrics(db, rollout_metrics)
