@@ -28,17 +28,9 @@ from fleet.rollout.register import ALL, WAVE, RolloutRegister
 from fleet.rollout.spec import OPS, RolloutSpec, parse_duration, typed_spec
 from fleet.store.transaction import FleetStore
 from fleet.untrusted import printable
+from fleet.web import room_views
 from fleet.web.forms import basic_credentials, read_form
 from fleet.web.room import FleetRoom, Reading
-from fleet.web.room_views import (
-    days_values,
-    devices_values,
-    overview_values,
-    own_rollout,
-    plan_values,
-    rollout_values,
-    rollouts_values,
-)
 from fleet.web.streams import Streams, event
 from fleet.web.views import PACKAGE
 
@@ -142,7 +134,9 @@ class _RoomPages:
         """Return the id of the new rollout, or what the form shows of the plan."""
         spec, register = _spec(fields, self._room.files), RolloutRegister(store, who, self._room.clock)
         waves = register.plan(self._room.fleet, spec, fields["seed"])
-        return plan_values(spec, waves) if is_plan else register.create(self._room.fleet, spec, waves, fields["why"])
+        if is_plan:
+            return room_views.plan_values(spec, waves)
+        return register.create(self._room.fleet, spec, waves, fields["why"])
 
     async def steer(self, request: Request) -> Response:
         """Pause, resume or abort a rollout: the fields `step`, `why`, and `undo` of an abort."""
@@ -231,11 +225,11 @@ class _RoomPages:
 
 # What each page shows of the store, and how often it is read.
 _PARTS: dict[str, tuple[Callable[[FleetStore, FleetRoom, str], dict[str, Any]], float]] = {
-    "devices": (devices_values, _DEVICES_S),
-    "overview": (overview_values, _DEVICES_S),
-    "days": (days_values, _DAYS_S),
-    "rollouts": (rollouts_values, _ROLLOUT_S),
-    "rollout": (rollout_values, _ROLLOUT_S),
+    "devices": (room_views.devices_values, _DEVICES_S),
+    "overview": (room_views.overview_values, _DEVICES_S),
+    "days": (room_views.days_values, _DAYS_S),
+    "rollouts": (room_views.rollouts_values, _ROLLOUT_S),
+    "rollout": (room_views.rollout_values, _ROLLOUT_S),
 }
 
 
@@ -258,7 +252,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _steer(fleet: str, begin: str, step: str, undo: str | None, why: str, who: str, store: FleetStore) -> None:
-    register, identity = RolloutRegister(store, who), own_rollout(store, fleet, begin)
+    register, identity = RolloutRegister(store, who), room_views.own_rollout(store, fleet, begin)
     if step == "abort":
         register.abort(identity, undo, why)
     else:
