@@ -102,28 +102,22 @@ class Collector:
         self.queues: Mapping[str, ReceiveQueue] = {"reports": self._reports, "results": self._results}
         self._acks = Acks()
         name = client_id or f"{CLIENT_ID}-{uuid.uuid4().hex[:12]}"
-        self._client = MqttClient(
-            endpoint,
-            name,
-            SessionOptions(
-                subscriptions=subscriptions(share, fleet),
-                backoff=Backoff(0.2, 10.0),
-                sources=[self._acks],
-                receive_queue=self._reports,
-            ),
+        session = SessionOptions(
+            subscriptions=subscriptions(share, fleet),
+            backoff=Backoff(0.2, 10.0),
+            sources=[self._acks],
+            receive_queue=self._reports,
         )
+        self._client = MqttClient(endpoint, name, session)
         # A session remembers its subscriptions, so each fleet has a session of its own.
         suffix = "" if fleet is None else f"-{fleet}"
-        self._results_client = MqttClient(
-            endpoint,
-            f"{name}-results{suffix}",
-            SessionOptions(
-                subscriptions=_topics(RESULTS, fleet),
-                backoff=Backoff(0.2, 10.0),
-                receive_queue=self._results,
-                session_s=0 if client_id is None else _SESSION_S,
-            ),
+        session = SessionOptions(
+            subscriptions=_topics(RESULTS, fleet),
+            backoff=Backoff(0.2, 10.0),
+            receive_queue=self._results,
+            session_s=0 if client_id is None else _SESSION_S,
         )
+        self._results_client = MqttClient(endpoint, f"{name}-results{suffix}", session)
 
     @property
     def admission(self) -> Admission:

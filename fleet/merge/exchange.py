@@ -91,17 +91,10 @@ class MergeExchange:
         self._pending: dict[str, _PendingUpload] = {}
         self._online: set[str] = set()
         self._endpoint = endpoint
-        topics = f"tared/v1/{fleet}/+"
         self._queue = ReceiveQueue(_QUEUE_BYTES)
-        self._client = MqttClient(
-            endpoint,
-            f"tared-merge-{uuid.uuid4().hex}",
-            SessionOptions(
-                subscriptions=[f"{topics}/status", f"{topics}/cmd/+/result", f"{topics}/histograms/+/+"],
-                backoff=Backoff(0.2, 2.0),
-                receive_queue=self._queue,
-            ),
-        )
+        topics = [f"tared/v1/{fleet}/+/{path}" for path in ("status", "cmd/+/result", "histograms/+/+")]
+        session = SessionOptions(subscriptions=topics, backoff=Backoff(0.2, 2.0), receive_queue=self._queue)
+        self._client = MqttClient(endpoint, f"tared-merge-{uuid.uuid4().hex}", session)
 
     def gather(
         self,

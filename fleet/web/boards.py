@@ -64,15 +64,9 @@ class LiveBoards:
         self.fleet, self._clock = fleet, clock
         self.version = 0
         self._queue = ReceiveQueue(_QUEUE_BYTES)
-        self._client = MqttClient(
-            endpoint,
-            f"tared-web-{uuid.uuid4().hex[:12]}",
-            SessionOptions(
-                subscriptions=[f"tared/v1/{fleet}/+/{kind}" for kind in KINDS],
-                backoff=Backoff(0.2, 5.0),
-                receive_queue=self._queue,
-            ),
-        )
+        topics = [f"tared/v1/{fleet}/+/{kind}" for kind in KINDS]
+        session = SessionOptions(subscriptions=topics, backoff=Backoff(0.2, 5.0), receive_queue=self._queue)
+        self._client = MqttClient(endpoint, f"tared-web-{uuid.uuid4().hex[:12]}", session)
         self._boards: dict[str, LiveBoard] = {}
         self._lock = threading.Lock()
         self._ending = False
