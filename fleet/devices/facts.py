@@ -50,12 +50,12 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
     now: Unix time in s. silent_s: after so many seconds without a message an online device is `silent`.
     """
     if device.is_newer:
-        device = replace(device, agent_version=None, model=None, engine=None, calibration=None, telemetry={}, events={})
+        device = replace(device, agent_version=None, model=None, engine=None, calibration=None, telemetry={}, regime={})
     seen_s = max(0.0, now - device.last_seen) if device.last_seen else None
     unheard = seen_s is None or seen_s > silent_s
     state = "silent" if device.state in ("online", "degraded") and unheard else device.state
     cameras = cameras_of(device.telemetry).values()
-    regime = value_at(device.events.get("regime", {}), "artefact")
+    regime = value_at(device.regime, "artefact")
     fidelity = least_fidelity(device.telemetry)
     drift = max((value_at(each, "drift", "state") for each in cameras), key=_severity, default=None)
     return {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import NamedTuple
 
-from fleet.devices.devices import Name, RowCache
+from fleet.devices.devices import REGIME, Name, RowCache
 from fleet.store.transaction import FleetStore, ReportRow, Row, Transaction
 
 Key = tuple[int, int]  # a device's id, its epoch
@@ -23,11 +23,6 @@ Span = tuple[int, int, float]  # first number, last number, time by the board's 
 _KEY = ("device", "epoch")
 _COLUMNS = ("upto", "highest", "ts", "heard")
 _FIRST_PAGE, _PAGE = 16, 1000  # rows that are read at once; few at first, for there may be a hole right there
-# The events that the contract has (agent.contract.messages.Event); a stranger may invent any number of others.
-_KINDS = frozenset(
-    ["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"]
-)
-_KINDS |= {"camera", "observer", "results", "preview"}
 
 
 class Stream(NamedTuple):
@@ -99,7 +94,7 @@ class Reports:
                 spans[key].append((each.first, each.last, 0.0))
         conflicting = {(*row[:3], row.document) for row in transaction.add_reports(rows)}
         _add_gaps(transaction, gaps)
-        _add_newest(transaction, rows)
+        _add_newest_regimes(transaction, rows)
         complete, grown = _advance_streams(transaction, spans, now)
         duplicates = set(self._duplicates.detect(transaction, grown))
         reports = [each for each in entries if isinstance(each, Report)] if conflicting else []
@@ -140,18 +135,19 @@ def _add_gaps(transaction: Transaction, gaps: Sequence[tuple[int, int, int, str,
     transaction.upsert("dropped", columns[:4], columns, rows, "excluded.last >= dropped.last")
 
 
-def _add_newest(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
-    """Keep each device's newest event of each kind, for the tables of all devices."""
-    newest: dict[Row, Row] = {}
+def _add_newest_regimes(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
+    """Keep each device's newest event of a regime, for the tables of all devices."""
+    newest: dict[int, Row] = {}
     for row in rows:
-        if row.kind in _KINDS:
-            key = row.device, row.kind
-            newest[key] = max(newest.get(key, ()), (row.epoch, row.seq, row.document))
+        if row.kind == REGIME:
+            newest[row.device] = max(newest.get(row.device, ()), (row.epoch, row.seq, row.document))
     columns = ("device", "kind", "epoch", "seq", "document")
     newer = (
         "(excluded.epoch, excluded.seq) > (newest_events.epoch, newest_events.seq)"  # another collector may be ahead
     )
-    transaction.upsert("newest_events", columns[:2], columns, [(*key, *each) for key, each in newest.items()], newer)
+    transaction.upsert(
+        "newest_events", columns[:2], columns, [(device, REGIME, *each) for device, each in newest.items()], newer
+    )
 
 
 class _Progress(NamedTuple):

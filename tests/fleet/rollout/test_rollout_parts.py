@@ -26,7 +26,7 @@ from fleet.rollout.spec import (
 
 def device(name: str, **tags: str) -> Device:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
-    return Device(**{"id": 1, "fleet": "f", "name": name, "first_seen": 0.0, "last_seen": 0.0, "tags": tags, **values})
+    return Device(**{"id": 1, "fleet": "f", "name": name, "last_seen": 0.0, "tags": tags, **values})
 
 
 def standing(name: str = "a", failure: str = "", reached: bool = True, **after: float) -> Standing:
