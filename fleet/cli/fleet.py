@@ -321,16 +321,10 @@ def _merge(options: argparse.Namespace) -> int:
     if options.select is not None:
         with _selection(options.db, fleet, options.select) as (_, _, selected):
             devices = sorted({*devices, *(each.name for each in selected)})
+    endpoint, signer = endpoint_from(options), signer_from(options)
     with ExitStack() as stack:
-        exchange = MergeExchange(
-            endpoint_from(options),
-            fleet,
-            options.uploads or _temporary_folder(stack),
-            options.at_once,
-            options.timeout,
-            signer_from(options),
-            options.longest,
-        )
+        folder = options.uploads or _temporary_folder(stack)
+        exchange = MergeExchange(endpoint, fleet, folder, options.at_once, options.timeout, signer, options.longest)
         with progress("merge", 100) as bar:
 
             def advance(doing: str, fraction: float) -> None:
