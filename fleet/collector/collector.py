@@ -24,7 +24,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message, MessageSource
 from agent.mqtt.receive_queue import ReceiveQueue
-from fleet.collector.admission import USUAL, Admission, NewDevices
+from fleet.collector.admission import USUAL, NewDevices
 from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.collector.writer import BatchWriter, ReportRetention
 from fleet.devices.reports import Gap, Stream
@@ -97,6 +97,7 @@ class Collector:
         self._reader = Reader(part)
         self._warnings = Warnings(log, "collector", clock)
         self._writer = BatchWriter(store, self._warnings, limits, clock)
+        self.admission = self._writer.admission
         self._retention = retention or ReportRetention(clock=clock)
         self._reports, self._results = ReceiveQueue(_QUEUE_BYTES), ReceiveQueue(_QUEUE_BYTES)
         self.queues: Mapping[str, ReceiveQueue] = {"reports": self._reports, "results": self._results}
@@ -118,10 +119,6 @@ class Collector:
             session_s=0 if client_id is None else _SESSION_S,
         )
         self._results_client = MqttClient(endpoint, f"{name}-results{suffix}", session)
-
-    @property
-    def admission(self) -> Admission:
-        return self._writer.admission
 
     @property
     def connected(self) -> Mapping[str, bool]:

@@ -20,7 +20,6 @@ from fleet.untrusted import Warnings
 
 log = logging.getLogger(__package__)
 
-DAYS = 30.0
 _DAY_S = 86_400.0
 _ROWS = 2000  # that are deleted at once
 _PRUNE_EVERY_S = 60.0  # once no row is old
@@ -106,7 +105,7 @@ class ReportRetention:
     the future count as of now, once the day is over.
     """
 
-    def __init__(self, days: float = DAYS, unseen_days: float | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, days: float = 30.0, unseen_days: float | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._days, self._unseen_days = days, unseen_days
         self._clock = clock
         self._ahead_s: float | None = None  # wall minus monotonic time, when they were last compared

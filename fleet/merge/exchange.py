@@ -33,7 +33,6 @@ log = logging.getLogger(__package__)
 _QUEUE_BYTES = 16 << 20  # more messages wait at the broker
 _BATCH_BYTES = 1 << 20
 _CONNECT_S = 10.0
-_MOST_S = 1800.0
 _TOPIC_BYTES = 200  # logged bytes of a topic
 _ROUNDS = 8  # commands to one board, for all or for what is missing
 _VALID_S = 60.0
@@ -68,7 +67,7 @@ class MergeExchange:
         at_once: int,
         silence_s: float,
         signer: Signer | None = None,
-        most_s: float = _MOST_S,
+        most_s: float = 1800.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare an exchange. Raises AgentError as UploadInbox.

@@ -413,9 +413,8 @@ def has_any_accepted(transaction: Transaction, identity: str) -> bool:
 
 def mark_accepted(transaction: Transaction, commands: Iterable[str], now: float) -> None:
     """Note that boards carry out these commands."""
-    transaction.execute_many(
-        "UPDATE rollout_commands SET accepted = ? WHERE id = ?", [(now, each) for each in commands]
-    )
+    rows = [(now, each) for each in commands]
+    transaction.execute_many("UPDATE rollout_commands SET accepted = ? WHERE id = ?", rows)
 
 
 def mark_ended(transaction: Transaction, results: Iterable[CommandResult], now: float) -> None:
