@@ -71,7 +71,7 @@ def _fidelity(transaction: Transaction, newest: Mapping[int, tuple[int, int]]) -
     documents = transaction.lookup("reports", ("device", "epoch", "seq"), ("document",), keys)
     estimates = [least_fidelity(json.loads(row[0]))[0] for row in documents.values()]
     known = [each for each in estimates if each is not None]
-    if len(known) < 2:  # of which quantiles are not defined
+    if len(known) < 2:  # too few for quantiles
         return tuple(known * 2)
     tenths = quantiles(known, n=10, method="inclusive")
     return tenths[0], tenths[4]
