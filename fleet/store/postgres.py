@@ -18,7 +18,7 @@ from psycopg.sql import SQL
 from agent.common.database import Access, readable_schemas, show_schemas
 from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, on_conflict
+from fleet.store.transaction import CONTENDED, FleetStore, Names, ReportRow, Row, Rows, Transaction, on_conflict
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # advisory lock: of two processes that start at once, one migrates
@@ -128,18 +128,14 @@ class PostgresTransaction(Transaction):
     def execute_count(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._cursor.execute(_translate(sql), parameters).rowcount
 
-    def upsert(
-        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
-    ) -> None:
+    def upsert(self, table: str, key: Names, columns: Names, rows: Sequence[Row], where: str = "TRUE") -> None:
         if not rows:
             return
         arrays, values = _arrays(sorted(rows))
         insert = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
         self._cursor.execute(_sql(insert + on_conflict(key, columns, where)), values)
 
-    def lookup(
-        self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
-    ) -> dict[Row, Row]:
+    def lookup(self, table: str, key: Names, columns: Names, keys: Iterable[Row], lock: bool = False) -> Rows:
         requested = sorted(keys)
         if not requested:
             return {}
