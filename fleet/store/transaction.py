@@ -20,7 +20,7 @@ from agent.common.errors import AgentError
 
 Row = tuple[Any, ...]
 Rows = dict[Row, Row]  # values by keys
-Names = Sequence[str]  # of columns
+Names = Sequence[str]  # columns of a table
 Result = TypeVar("Result")
 CONTENDED = "fleet.contended"
 
