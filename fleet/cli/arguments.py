@@ -26,9 +26,8 @@ _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 def add_database_option(parser: argparse.ArgumentParser, default: str | None = "fleet.sqlite") -> None:
     """Add --db, the fleet's database."""
-    parser.add_argument(
-        "--db", default=default, metavar="FILE_OR_URL", help=_DB if default else f"{_DB} (default: none)"
-    )
+    about = _DB if default else f"{_DB} (default: none)"
+    parser.add_argument("--db", default=default, metavar="FILE_OR_URL", help=about)
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:

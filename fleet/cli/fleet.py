@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from _typeshed import DataclassInstance
     from prometheus_client.registry import Collector as MetricsCollector
 
-    from fleet.collector.collector import Collector
     from fleet.devices.devices import Device, Devices
     from fleet.merge.calibration import MergedCalibration
     from fleet.merge.exchange import MergeExchange
@@ -95,9 +94,8 @@ def add_fleet(commands: Any) -> None:
     _add_selection(tag)
 
     report = command(actions, "report", _report, "write the state of the fleet as one HTML file")
-    report.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page to write"
-    )
+    written = "the page to write"
+    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help=written)
     _add_selection(report)
 
 
@@ -124,32 +122,30 @@ def _part(text: str) -> tuple[int, int]:
 
 def _add_merge(actions: Any) -> None:
     merge = command(actions, "merge", _merge, "merge the histograms of boards into one calibration; no frame is sent")
-    names = "their names; none: all that are there within --within"
-    merge.add_argument("devices", nargs="*", metavar="DEVICE", help=names)
-    select = "devices in --db, as --where of 'devices' (default: none)"
-    merge.add_argument("--select", metavar="CONDITIONS", help=select)
+    add = merge.add_argument
+    add("devices", nargs="*", metavar="DEVICE", help="their names; none: all that are there within --within")
+    add("--select", metavar="CONDITIONS", help="devices in --db, as --where of 'devices' (default: none)")
     add_database_option(merge)
     output = "the calibration.json to write; boards get the .bundle beside it"
-    merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
-    merge.add_argument("--method", default="entropy", metavar="METHOD", help="as of 'tared calibrate'")
-    seconds = partial(merge.add_argument, metavar="S")
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
+    add("--method", default="entropy", metavar="METHOD", help="as of 'tared calibrate'")
+    seconds = partial(add, metavar="S")
     seconds("--within", type=number(float, 0.0, 3600.0), default=10.0, help="seconds to wait for boards")
-    at_once = "boards that send at the same time"
-    merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help=at_once)
+    add("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send at the same time")
     silence = "seconds of silence after which a board is given up"
     seconds("--timeout", type=number(float, 1.0, 86400.0), default=30.0, help=silence)
     seconds("--longest", type=number(float, 1.0, 86400.0), default=1800.0, help="seconds for one board in all")
     uploads = "the folder that keeps the uploads of boards (default: a temporary folder)"
-    merge.add_argument("--uploads", type=Path, metavar="DIR", help=uploads)
+    add("--uploads", type=Path, metavar="DIR", help=uploads)
     add_sign_option(merge)
     add_broker_options(merge)
 
 
 def _add_simulate(actions: Any) -> None:
     simulate = command(actions, "simulate", _simulate, "run boards without cameras against a real broker")
-    seconds = partial(simulate.add_argument, metavar="S")
-    boards = "boards to simulate"
-    simulate.add_argument("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N", help=boards)
+    add = simulate.add_argument
+    seconds = partial(add, metavar="S")
+    add("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N", help="boards to simulate")
     end = "seconds until it ends (default: at an interrupt)"
     seconds("--seconds", type=number(float, 0.1), default=math.inf, help=end)
     period = "seconds between two messages of telemetry"
@@ -157,26 +153,21 @@ def _add_simulate(actions: Any) -> None:
     ramp = "seconds in which they are switched on (default: N / 200)"
     seconds("--ramp", dest="ramp_s", type=number(float, 0.0), help=ramp)
     drift = "db, after_s, spread_s, ramp_s, groups, day_s (default: no drift)"
-    simulate.add_argument("--drift", default="", metavar="K=V,...", help=drift)
+    add("--drift", default="", metavar="K=V,...", help=drift)
     shares = "shares crash, restore, no_clock, hostile of boards, duplicate, delay of messages; every_s (default: none)"
-    simulate.add_argument("--faults", default="", metavar="K=V,...", help=shares)
+    add("--faults", default="", metavar="K=V,...", help=shares)
     bad = "new engines that turn out bad: named=SHA256|METHOD|REGIME; first, last: of these boards (default: none)"
-    simulate.add_argument("--bad", default="", metavar="K=V,...", help=bad)
+    add("--bad", default="", metavar="K=V,...", help=bad)
     storms = "seconds after which all connections are cut (default: never)"
     seconds("--storm", dest="storms", type=number(float, 0.0), nargs="+", default=[], help=storms)
     skew = "seconds by which the boards' clocks deviate"
     seconds("--clock-skew", dest="clock_skew_s", type=number(float, 0.0), default=0.0, help=skew)
     seconds("--job", dest="job_s", type=number(float, 0.01), default=60.0, help="seconds of a job, the median")
-    failures = "share of jobs that fail"
-    simulate.add_argument("--failures", type=number(float, 0.0, 1.0), default=0.02, metavar="P", help=failures)
-    manual = "no board answers an alarm by itself"
-    simulate.add_argument("--no-automatic", dest="automatic", action="store_false", help=manual)
+    add("--failures", type=number(float, 0.0, 1.0), default=0.02, metavar="P", help="share of jobs that fail")
+    add("--no-automatic", dest="automatic", action="store_false", help="no board answers an alarm by itself")
     trust = "an operator's public key; with one, unsigned commands are refused (default: none)"
-    simulate.add_argument(
-        "--trust", dest="operator_keys", type=Path, action="append", default=[], metavar="PUB", help=trust
-    )
-    seed = "seed of all random draws"
-    simulate.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help=seed)
+    add("--trust", dest="operator_keys", type=Path, action="append", default=[], metavar="PUB", help=trust)
+    add("--seed", type=number(int, 0), default=0, metavar="N", help="seed of all random draws")
     add_broker_options(simulate)
 
 
@@ -200,20 +191,19 @@ def _collect(options: argparse.Namespace) -> int:
     def show() -> tuple[int, str]:
         return counts["report"], f"{counts['gap']} gaps, {counts['refused']} refused; {collector.outcome}"
 
-    with serving_metrics(options, "collect", lambda: _collector_metrics(collector, options.db)):
+    def metrics() -> Sequence[MetricsCollector]:
+        from fleet.metrics.processes import ProcessMetrics, collector_metrics
+        from fleet.metrics.store import StoreMetrics, device_metrics
+
+        return ProcessMetrics(lambda: collector_metrics(collector)), StoreMetrics(options.db, device_metrics)
+
+    with serving_metrics(options, "collect", metrics):
         run_until_signalled(collector.run, "collecting", None, show)
     if options.json:
         print(json.dumps({"counts": {name: counts[name] for name in _COUNTED}}))
     else:
         print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}")
     return 0
-
-
-def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollector]:
-    from fleet.metrics.processes import CollectorMetrics
-    from fleet.metrics.store import StoreMetrics, device_metrics
-
-    return CollectorMetrics(collector), StoreMetrics(db, device_metrics)
 
 
 @contextmanager
@@ -331,16 +321,10 @@ def _merge(options: argparse.Namespace) -> int:
     if options.select is not None:
         with _selection(options.db, fleet, options.select) as (_, _, selected):
             devices = sorted({*devices, *(each.name for each in selected)})
+    endpoint, signer = endpoint_from(options), signer_from(options)
     with ExitStack() as stack:
-        exchange = MergeExchange(
-            endpoint_from(options),
-            fleet,
-            options.uploads or _temporary_folder(stack),
-            options.at_once,
-            options.timeout,
-            signer_from(options),
-            options.longest,
-        )
+        folder = options.uploads or _temporary_folder(stack)
+        exchange = MergeExchange(endpoint, fleet, folder, options.at_once, options.timeout, signer, options.longest)
         with progress("merge", 100) as bar:
 
             def advance(doing: str, fraction: float) -> None:
@@ -377,7 +361,7 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
         "excluded": dict(merged.excluded),
         "silent": dict(exchange.failed),
         "counts": dict(exchange.inbox.counts),
-        "distances_db": {device: [each.to_board_db, each.to_group_db] for device, each in merged.distances.items()},
+        "distances_db": dict(merged.distances),
     }
     if options.json:
         print(json.dumps(result))

@@ -40,12 +40,8 @@ def add_operator(commands: Any) -> None:
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     send.add_argument("device", metavar="DEVICE", help="the board's device name")
     send.add_argument("op", metavar="OP", help=_OPS)
-    send.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="key=value",
-        help="of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle",
-    )
+    given = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
+    send.add_argument("arguments", nargs="*", metavar="key=value", help=given)
     picture = "of snapshot: where to save the picture (default: it is not saved)"
     send.add_argument("-o", "--output", type=Path, metavar="now.jpg", help=picture)
     add_sign_option(send)
@@ -54,13 +50,8 @@ def add_operator(commands: Any) -> None:
     valid = "seconds until the command expires"
     send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help=valid)
     add_broker_options(send)
-    send.add_argument(
-        "--timeout",
-        type=number(float, 0.1, 86400.0),
-        default=30.0,
-        metavar="S",
-        help="seconds of silence after which it gives up",
-    )
+    silence = "seconds of silence after which it gives up"
+    send.add_argument("--timeout", type=number(float, 0.1, 86400.0), default=30.0, metavar="S", help=silence)
 
     watch = command(commands, "watch", _watch, "follow devices live: a table on a terminal, else JSON lines")
     watch.add_argument("devices", nargs="*", metavar="DEVICE", help="their names; none: all of the fleet")
@@ -86,16 +77,14 @@ def add_operator(commands: Any) -> None:
     new.add_argument("name", type=Path, metavar="NAME", help=files)
 
     release = command(commands, "release", _release, "sign that a model may run, for 'tared send DEVICE model'")
-    release.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model that may run")
-    release.add_argument("--key", type=Path, required=True, metavar="KEY", help="a release key")
-    lowest = "boards take none below it"
-    release.add_argument("--version", type=number(int, 1, 2**53 - 1), required=True, metavar="N", help=lowest)
+    add = release.add_argument
+    add("model", type=Path, metavar="MODEL.onnx", help="the model that may run")
+    add("--key", type=Path, required=True, metavar="KEY", help="a release key")
+    add("--version", type=number(int, 1, 2**53 - 1), required=True, metavar="N", help="boards take none below it")
     days = "days until boards refuse it"
-    release.add_argument("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help=days)
-    product = "for boards of this commands.product (default: boards that name none)"
-    release.add_argument("--product", metavar="NAME", help=product)
-    statement = "the release to write"
-    release.add_argument("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE", help=statement)
+    add("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help=days)
+    add("--product", metavar="NAME", help="for boards of this commands.product (default: boards that name none)")
+    add("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE", help="the release to write")
 
 
 def _send(options: argparse.Namespace) -> int:
@@ -122,7 +111,6 @@ def _send(options: argparse.Namespace) -> int:
     topics = Topics(fleet_from(options), options.device)
     addressee = topics if signer is not None else None
     request = new_command(options.op, pairs, time.time(), options.valid, addressee, options.version)
-    result = None
     endpoint = endpoint_from(options)
     pictures = receive_snapshots(endpoint, topics, options.timeout) if output is not None else nullcontext()
     with pictures as receive, progress(options.op, 100) as bar:
@@ -130,11 +118,11 @@ def _send(options: argparse.Namespace) -> int:
             bar.update(round(result.percent or 0.0), result.step or result.status)
             if not options.json and result.step is None:
                 print(result.to_json().decode())
-        if output is not None and receive is not None and result is not None and result.status == "SUCCEEDED":
+        if output is not None and receive is not None and result.status == "SUCCEEDED":
             _save(receive(result), output)
-    if result is None or options.json:
-        print(result.to_json().decode() if result else "{}")
-    return 0 if result is not None and result.status == "SUCCEEDED" else 1
+    if options.json:
+        print(result.to_json().decode())
+    return 0 if result.status == "SUCCEEDED" else 1
 
 
 def _save(picture: bytes, path: Path) -> None:
@@ -151,25 +139,24 @@ def _save(picture: bytes, path: Path) -> None:
 def _web(options: argparse.Namespace) -> int:
     """Run `tared web`: serve the page of the boards until a signal comes."""
     from agent.common.console import say, set_up_logging
-    from fleet.web.command import Listen, StoreOptions, run_web
+    from fleet.web.command import Listen, run_web
 
     set_up_logging("error")
     listen = Listen.parse(options.listen, tuple(options.name))
     endpoint, fleet, signer = endpoint_from(options), fleet_from(options), signer_from(options)
-    store = StoreOptions(options.db, options.files) if options.db is not None else None
 
     def metrics(boards: LiveBoards) -> AbstractContextManager[None]:
         return serving_metrics(options, "web", lambda: [_web_metrics(boards)])
 
-    password_file = options.web_password_file
-    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), store, metrics)
+    password_file, db, files = options.web_password_file, options.db, options.files
+    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), db, files, metrics)
     return 0
 
 
 def _web_metrics(boards: LiveBoards) -> Collector:
-    from fleet.metrics.processes import WebMetrics
+    from fleet.metrics.processes import ProcessMetrics, web_metrics
 
-    return WebMetrics(boards)
+    return ProcessMetrics(lambda: web_metrics(boards))
 
 
 def _watch(options: argparse.Namespace) -> int:

@@ -28,7 +28,6 @@ from fleet.cli.arguments import (
 if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from prometheus_client.registry import Collector
 
-    from fleet.rollout.controller import Controller
     from fleet.rollout.register import RolloutRegister
     from fleet.rollout.spec import RolloutSpec
 
@@ -53,18 +52,16 @@ def add_rollout(actions: Any) -> None:
     show = command(steps, "show", _show, "show the progress of a rollout, the reasons, and the operators")
     listed = command(steps, "list", _list, "list all rollouts, the newest first")
     listed.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
-    pause = command(
-        steps, "pause", partial(_steer, "pause"), "command no further board; boards with the command continue"
-    )
+    about = "command no further board; boards with the command continue"
+    pause = command(steps, "pause", partial(_steer, "pause"), about)
     resume = command(steps, "resume", partial(_steer, "resume"), "continue a paused rollout")
     abort = command(steps, "abort", partial(_steer, "abort"), "command no further board, and cancel running jobs")
     undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over "
     undo += "(default: none goes back)"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
     for each in (show, pause, resume, abort):
-        each.add_argument(
-            "id", metavar="ID", help="the rollout, by the id of 'create' or 'list'; its beginning is enough"
-        )
+        about = "the rollout, by the id of 'create' or 'list'; its beginning is enough"
+        each.add_argument("id", metavar="ID", help=about)
     for each in (pause, resume, abort):
         each.add_argument("--why", default="", metavar="TEXT", help=_WHY)
     for each in (show, listed, pause, resume, abort):
@@ -73,33 +70,31 @@ def add_rollout(actions: Any) -> None:
 
 def _add_create(steps: Any) -> None:
     create = command(steps, "create", _create, "write a rollout into the store; 'run' carries it out")
-    lasting = partial(create.add_argument, type=_duration)
-    create.add_argument("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
-    create.add_argument("--op", required=True, metavar="OP", help=_OPS)
-    select = "as --where of 'devices' (default: all boards)"
-    create.add_argument("--select", default="", metavar="CONDITIONS", help=select)
+    add = create.add_argument
+    lasting = partial(add, type=_duration)
+    add("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
+    add("--op", required=True, metavar="OP", help=_OPS)
+    add("--select", default="", metavar="CONDITIONS", help="as --where of 'devices' (default: all boards)")
     waves = "how many boards the waves have reached, one after the other: a number, or a share in %%"
-    create.add_argument("--waves", default="1,5%,25%,100%", metavar="WAVES", help=waves)
+    add("--waves", default="1,5%,25%,100%", metavar="WAVES", help=waves)
     gates = "failures<=2%%, unreached<=10%%; of each board fidelity>=0.95, latency_p99<=1.2x, @90%% of them ..."
-    create.add_argument("--gate", dest="gates", default="", metavar="GATES", help=f"{gates} (default: failures<=2%%)")
+    add("--gate", dest="gates", default="", metavar="GATES", help=f"{gates} (default: failures<=2%%)")
     lasting("--soak", dest="soak_s", default="30m", metavar="TIME", help=f"{_TIME} until a wave is judged")
     at_once = "boards that carry it out at the same time"
-    create.add_argument("--at-once", type=number(int, 1, 1_000_000), default=500, metavar="N", help=at_once)
+    add("--at-once", type=number(int, 1, 1_000_000), default=500, metavar="N", help=at_once)
     window = "send only in these hours, by a board's tag 'tz', else --timezone; may be repeated (default: at any hour)"
-    create.add_argument("--window", dest="windows", action="append", default=[], metavar="01:00-05:00", help=window)
-    create.add_argument("--timezone", default="UTC", metavar="ZONE", help="of the windows, such as Europe/Berlin")
-    order = "random, name, or tag.NAME: lowest first"
-    create.add_argument("--order", default="random", metavar="ORDER", help=order)
+    add("--window", dest="windows", action="append", default=[], metavar="01:00-05:00", help=window)
+    add("--timezone", default="UTC", metavar="ZONE", help="of the windows, such as Europe/Berlin")
+    add("--order", default="random", metavar="ORDER", help="random, name, or tag.NAME: lowest first")
     lasting("--valid", dest="valid_s", default="1h", metavar="TIME", help=f"{_TIME} to wait for a board")
     lasting("--deadline", dest="deadline_s", default="2h", metavar="TIME", help=f"{_TIME} that a board may take")
-    lasting(
-        "--silent", dest="silent_s", default="10m", metavar="TIME", help=f"{_TIME} until an unheard board is silent"
-    )
+    unheard = f"{_TIME} until an unheard board is silent"
+    lasting("--silent", dest="silent_s", default="10m", metavar="TIME", help=unheard)
     signed = "for boards that obey signed commands alone: no controller without a key carries it out"
-    create.add_argument("--signed", action="store_true", help=signed)
-    create.add_argument("--why", default="", metavar="TEXT", help=_WHY)
-    create.add_argument("--dry-run", action="store_true", help="only list the boards of each wave, as without it")
-    create.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
+    add("--signed", action="store_true", help=signed)
+    add("--why", default="", metavar="TEXT", help=_WHY)
+    add("--dry-run", action="store_true", help="only list the boards of each wave, as without it")
+    add("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
     add_database_option(create)
 
 
@@ -200,15 +195,14 @@ def _run(options: argparse.Namespace) -> int:
         waves = [f"{each.id} {each.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
         return len(waves), f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"
 
-    with serving_metrics(options, "rollout", lambda: _metrics(controller, options.db)):
+    def metrics() -> Sequence[Collector]:
+        from fleet.metrics.processes import ProcessMetrics, controller_metrics
+        from fleet.metrics.store import StoreMetrics, rollout_metrics
+
+        return ProcessMetrics(lambda: controller_metrics(controller)), StoreMetrics(options.db, rollout_metrics)
+
+    with serving_metrics(options, "rollout", metrics):
         run_until_signalled(controller.run, "rollouts", None, show, lambda: options.until_done and controller.is_done)
     if options.json:
         print(json.dumps({"ended": {each.id: each.state.value for each in controller.ended}}))
     return 0
-
-
-def _metrics(controller: Controller, db: str) -> Sequence[Collector]:
-    from fleet.metrics.processes import ControllerMetrics
-    from fleet.metrics.store import StoreMetrics, rollout_metrics
-
-    return ControllerMetrics(controller), StoreMetrics(db, rollout_metrics)
