@@ -294,11 +294,7 @@ _SET_S = 1_735_689_600.0  # 1 January 2025, UTC: a clock before that has not bee
 
 def answered_times(journal: JobJournal) -> list[str]:
     """Return the times that earlier processes answered, as `Schedule.due` names them."""
-    try:
-        records = journal.records()
-    except AgentError:  # reported when it was opened, and no job starts that cannot be journaled
-        return []
-    return [str(record.request.get("due")) for record in records if record.trigger == "schedule"]
+    return [str(record.request.get("due")) for record in journal.records() if record.trigger == "schedule"]
 
 
 class Schedule:

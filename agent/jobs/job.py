@@ -221,9 +221,15 @@ class JobJournal:
             db.execute("UPDATE jobs SET command_ids = ? WHERE id = ?", (json.dumps(command_ids), job))
 
     def records(self) -> list[JobRecord]:
-        """Return all jobs in the journal, the newest last. Raises AgentError (`journal.read`)."""
-        with self._database.transaction("read") as db:
-            return [_parse(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
+        """Return all jobs in the journal, the newest last; none of a journal that cannot be read.
+
+        That was reported when it was opened, and no job starts that cannot be journaled.
+        """
+        try:
+            with self._database.transaction("read") as db:
+                return [_parse(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
+        except AgentError:
+            return []
 
 
 def _read_all(db: sqlite3.Connection) -> list[JobRecord]:
@@ -460,10 +466,7 @@ class JobRegistry:
 
     @cached_property
     def _error_before(self) -> TaredError | None:
-        try:
-            return next((record.error for record in self.journal.records()[-1:]), None)
-        except AgentError:  # reported when the journal was opened
-            return None
+        return next((record.error for record in self.journal.records()[-1:]), None)
 
     @property
     def _latest(self) -> JobTracker | None:
