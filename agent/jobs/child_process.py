@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import psutil
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
+from agent.common.state_files import parse_or_none
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 from engines.trial import START_FOLDER
@@ -230,7 +232,9 @@ class JobProcess:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                message = _message(line)
+                message = parse_or_none(partial(json.loads, line))
+                if not isinstance(message, dict):  # a line that was cut short
+                    continue
                 if "step" in message:
                     percent = int(message["percent"])
                     if not 0 <= percent <= 100:
@@ -273,12 +277,3 @@ def _resident_bytes(pid: int) -> int:
             with contextlib.suppress(psutil.Error, OSError):
                 total += process.memory_info().rss
     return total
-
-
-def _message(line: str) -> dict[str, Any]:
-    """Parse a line; empty for one that was cut short."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}
