@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.collection.report import SelectionReport
+from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Database
@@ -416,8 +417,7 @@ class Job:
         method: How scales are chosen, see calibrate.threshold; empty: as configured.
         raising: By how much precision is raised; None where it is not.
         max_loss: Largest accepted loss of fidelity; None: as configured.
-        model: File of a new model that is not in its place yet; None: the model's file as it is now.
-        accepted: The owner accepts that the new model answers otherwise.
+        staged: The delivered model, which is not in its place yet; None: the model's file as it is now.
         merged: A calibration of the fleet, which is tried instead of one from the frames.
         offline: What the owner has made offline, which is tried instead of a calibration from the frames.
         attempt: What the candidate comes of, once the frames are collected; None where precision is raised, which
@@ -429,8 +429,7 @@ class Job:
     method: str = ""
     raising: PrecisionRaise | None = None
     max_loss: float | None = None
-    model: Path | None = None
-    accepted: bool = False
+    staged: StagedModel | None = None
     merged: Path | None = None
     offline: OfflineWork | None = None
     attempt: Attempt | None = None
