@@ -72,7 +72,9 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "wait until the daemon loads the changed model by itself",
         )
     histograms, extremes = load_histograms(directory / HISTOGRAMS)
-    offline = _offline_work(request, model, backend, key)
+    offline: LoadedWork | None = None
+    if request.offline is not None:
+        offline = OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
     calibration = _calibration(model, backend, directory / MERGED, histograms, extremes, request, offline)
     held_out = read_frames(directory / HELD_OUT)
     scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
@@ -185,13 +187,6 @@ class _Steps:
             self._emit({"step": self._ORDER[self._step], "percent": self._percent})
 
         return show
-
-
-def _offline_work(request: JobRequest, model: Model, backend: Backend, key: bytes | None) -> LoadedWork | None:
-    """Return the offline work that the job begins with; None without any. Raises as `OfflineWork.load`."""
-    if request.offline is None:
-        return None
-    return OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
 
 
 def _adopted(offline: LoadedWork | None, judge: Judge, store: Store, planned_from: str) -> Artefact | None:
