@@ -20,7 +20,7 @@ import numpy as np
 
 from agent.common.clock import Clock
 from agent.common.errors import AgentError
-from agent.jobs.child_process import Emit, JobOutcome, JobRefused, run_child
+from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
 from agent.models.build import adopt_artefact, build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
@@ -55,7 +55,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
 
     With offline work the calibration is there, and with an artefact the plan, and the engine where it serves here.
 
-    Raises TaredError; JobRefused (`recalibration.refused`) if none is good enough.
+    The outcome has the error `recalibration.refused` if none is good enough. Raises TaredError for other failures.
     """
     request = JobRequest(**json.loads((directory / JOB).read_text(encoding="utf-8")))
     steps = _Steps(emit)
@@ -135,14 +135,14 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         except AgentError as error:
             first = first or judge.verdict
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
-                raise JobRefused(error, first) from error
+                return JobOutcome(None, first, error)
             ladder.note(error.found, is_too_loud=not judge.is_refused_for_gain)
             refused = error
             if judge.is_refused_for_gain:
                 if slow is not None:  # the fastest plan of the search: those after it are slower
                     break
                 slow = error
-    raise JobRefused(slow or ladder.refusal(refused), first)
+    return JobOutcome(None, first, slow or ladder.refusal(refused))
 
 
 def _leave_report(artefact: Artefact, judge: Judge, emit: Emit) -> None:

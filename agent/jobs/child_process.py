@@ -69,14 +69,6 @@ class JobOutcome:
         return cls(Path(message["artefact"]), verdict)
 
 
-class JobRefused(AgentError):
-    """The error of a job of which no candidate was good enough, with the verdict on the first one that was judged."""
-
-    def __init__(self, error: AgentError, verdict: Verdict | None) -> None:
-        super().__init__(error.code, error.found, error.expected, error.remedy)
-        self.verdict = verdict
-
-
 def run_child(work: Callable[[Path, Emit], JobOutcome]) -> int:
     """Do the job in the directory that the command line names, and report its outcome; return the exit code."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -89,7 +81,7 @@ def run_child(work: Callable[[Path, Emit], JobOutcome]) -> int:
     try:
         outcome = work(Path(sys.argv[1]), emit)
     except TaredError as error:
-        outcome = JobOutcome(verdict=error.verdict if isinstance(error, JobRefused) else None, error=error)
+        outcome = JobOutcome(error=error)
     emit(outcome.as_message())
     return 0
 
