@@ -37,9 +37,7 @@ from agent.vision.preprocess import network_input
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.errors import CalibrationError, TaredError
-from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_histograms
 from engines.errors import EngineError
 from engines.interface import Backend, Engine, Progress
@@ -71,11 +69,10 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "the model that was observed",
             "wait until the daemon loads the changed model by itself",
         )
-    histograms, extremes = load_histograms(directory / HISTOGRAMS)
     offline: LoadedWork | None = None
     if request.offline is not None:
         offline = OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
-    calibration = _calibration(model, backend, directory / MERGED, histograms, extremes, request, offline)
+    calibration = offline.calibration if offline is not None else _calibrate(model, backend, directory, request)
     held_out = read_frames(directory / HELD_OUT)
     scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
@@ -207,25 +204,16 @@ def _adopted(offline: LoadedWork | None, judge: Judge, store: Store, planned_fro
         return None
 
 
-def _calibration(
-    model: Model,
-    backend: Backend,
-    upload: Path,
-    histograms: Mapping[str, AbsHistogram],
-    extremes: Mapping[str, Extremes],
-    request: JobRequest,
-    offline: LoadedWork | None,
-) -> Calibration:
-    """Return that of offline work, or calibrate: with the merged histograms of a fleet, if there is an upload, or else
-    with the collected frames.
+def _calibrate(model: Model, backend: Backend, directory: Path, request: JobRequest) -> Calibration:
+    """Calibrate with the merged histograms of a fleet, if there is an upload, or else with the collected frames.
 
     A fleet's uploads have no extremes: the divided tensors of the plan in service keep their ranges.
 
     Raises CalibrationError, and MessageError for a file that is no upload.
     """
-    if offline is not None:
-        return offline.calibration
+    upload = directory / MERGED
     if not upload.exists():
+        histograms, extremes = load_histograms(directory / HISTOGRAMS)
         return calibrate(model, histograms, request.method, request.frames, request.source, backend, extremes)
     from agent.contract.histograms import read_facts, read_upload  # its schemas take a tenth of a child's imports
 
