@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,12 +142,13 @@ def read_journal(state_dir: Path) -> list[JobRow]:
             rows = database.execute(wanted).fetchall()
     except (sqlite3.Error, UnicodeDecodeError):  # the latter of a damaged schema, whose names SQLite quotes
         return []
-    found = []
-    for trigger, state, artefact, error, created, updated in rows:
-        failure = parse_or_none(partial(json.loads, error)) if error else None
-        reason = str(failure.get("found", "")) if failure else ""
-        found.append(JobRow(str(trigger), str(state), str(artefact or ""), reason, float(created), float(updated)))
-    return found
+
+    def parse(row: Sequence[Any]) -> JobRow:
+        trigger, state, artefact, error, created, updated = row
+        reason = parse_or_none(lambda: json.loads(error)["found"])
+        return JobRow(str(trigger), str(state), str(artefact or ""), str(reason or ""), float(created), float(updated))
+
+    return parse_or_none(lambda: [parse(row) for row in rows]) or []
 
 
 class JobJournal:
