@@ -88,7 +88,6 @@ _BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.VALIDATING, JobState.PRO
 
 JOURNAL = "jobs.sqlite"
 _MOST_JOBS = 1000
-_COLUMNS = "id, trigger, request, command_ids, state, artefact, error, result"
 _MIGRATIONS = (
     """
     CREATE TABLE jobs (
@@ -229,15 +228,16 @@ class JobJournal:
         """
         try:
             with self._database.transaction("read") as db:
-                return [_parse(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
+                return parse_or_none(lambda: _read_all(db)) or []
         except AgentError:
             return []
 
 
 def _read_all(db: sqlite3.Connection) -> list[JobRecord]:
     """Read all rows. Raises what `parse_or_none` catches for a table or rows that no journal has written."""
+    columns = "id, trigger, request, command_ids, state, artefact, error, result"
     try:
-        return [_parse(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
+        return [_parse(row) for row in db.execute(f"SELECT {columns} FROM jobs ORDER BY number")]
     except sqlite3.OperationalError as error:  # a table or a column that is not there
         raise ValueError(str(error)) from error
 
