@@ -34,7 +34,7 @@ _DRIFT = ("calm", "warning", "alarm")
 _KINDS = ("alarm", "camera", "commit", "drift", "error", "fidelity", "regime", "rollback", "swap", "view")
 _ENDS = {state.value: state.value.lower() for state in JobState if state.is_finished}  # by the last step of a job
 _REFUSED, _FAILED, _ROLLED_BACK = "refused", "failed", "rolled_back"  # the first for a job that failed by its verdict
-_BOUNDS = ("estimate", "low", "high")  # of an Interval
+_BOUNDS = ("estimate", "low", "high")  # fields of an Interval
 
 _Counts = dict[tuple[str, ...], int]  # by the values of labels
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
