@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -103,6 +103,26 @@ _WATCH_EVERY_S = 0.5
 _WEIGH_EVERY = 4  # polls: going through all descendants takes time
 
 
+def start_background(
+    nice: int, module: str, *arguments: str, stdout: int, stderr: int | IO[bytes]
+) -> subprocess.Popen[str]:
+    """Start a module as a process that gives way to the frame path, see background.py.
+
+    It has its own session. So a Ctrl-C in the terminal reaches the daemon alone, which ends the child itself, and one
+    signal reaches all that the child starts. Raises OSError.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "agent.jobs.background", str(nice), str(os.getpid()), module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        cwd=START_FOLDER,
+    )
+
+
 @dataclass
 class JobProcess:
     """`python -m MODULE DIRECTORY`, niced by background.py; its job has been written to the directory.
@@ -137,21 +157,9 @@ class JobProcess:
         self._signals = threading.Lock()  # held while the process id is certain to be this process's
         self._reaped = False
         self._ended = threading.Event()
-        command = ["-m", "agent.jobs.background", str(self.nice), str(os.getpid()), self.module]
-        command.append(str(self.directory.absolute()))
         with self._stderr.open("wb") as errors:
-            # It has its own session. So a Ctrl-C in the terminal reaches the daemon alone, which ends the child itself,
-            # and one signal reaches all that the child starts.
-            self._process = subprocess.Popen(
-                [sys.executable, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-                cwd=START_FOLDER,
-            )
+            directory = str(self.directory.absolute())
+            self._process = start_background(self.nice, self.module, directory, stdout=subprocess.PIPE, stderr=errors)
         threading.Thread(target=self._watch, name="candidate-watch", daemon=True).start()
         self._follower = threading.Thread(target=self._follow, name="candidate", daemon=True)
         self._follower.start()
