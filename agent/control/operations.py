@@ -46,7 +46,7 @@ from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 from calibrate.statistics.fidelity_gain import Recalibrated
-from engines.store.artefact import Artefact, read_artefact
+from engines.store.artefact import read_artefact
 from engines.store.retention import Pins, StoreCleaner
 
 _RETRY_S = 60.0  # before another attempt to start a job, after the journal has refused one
@@ -321,17 +321,14 @@ class Operations:
         artefact, calibration, model = service.serving, service.calibration, service.serving_model
         if candidate is not None:
             artefact, calibration, model = candidate.artefact, candidate.calibration, candidate.model
+        precision, share = artefact.manifest["inputs"].get("precision"), artefact.manifest.get("int8_macs_share")
+        calibrated = calibration.id if calibration is not None else None
+        self.reporter.serves(artefact.id, calibrated, precision, share, self.regimes.artefacts)
         if calibration is None:
-            self._announce(artefact, None)
             self.regimes.unwatch()
             return
-        self._announce(artefact, calibration.id)
         with self.reporter.reporting_errors():
             self.regimes.watch(artefact.id, service.watched(model), calibration, since, recall)
-
-    def _announce(self, artefact: Artefact, calibration: str | None) -> None:
-        precision, share = artefact.manifest["inputs"].get("precision"), artefact.manifest.get("int8_macs_share")
-        self.reporter.serves(artefact.id, calibration, precision, share, self.regimes.artefacts)
 
     def _on_view_changed(self) -> None:
         self._compare_with_refused()  # the evidence since the refusal is of another view

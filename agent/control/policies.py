@@ -90,7 +90,12 @@ class Policies:
     def document(self, artefact: str) -> dict[str, JsonValue] | None:
         """Return the policy of an artefact as JSON, with all of its masks; None where none is set."""
         policy = self._stated.get(artefact)
-        return _named(_document(policy), self._spec.labels) if policy is not None else None
+        if policy is None:
+            return None
+        document = _document(policy)
+        if policy.classes is not None:
+            document["classes"] = [class_name(each, self._spec.labels) for each in sorted(policy.classes)]
+        return document
 
     def summary(self, artefact: str) -> dict[str, JsonValue] | None:
         """Return as `document`, with the number of masks in their place."""
@@ -217,11 +222,6 @@ def _document(policy: Policy) -> dict[str, JsonValue]:
             for camera, polygons in policy.masks.items()
         }
     return document
-
-
-def _named(document: dict[str, JsonValue], labels: tuple[str, ...]) -> dict[str, JsonValue]:
-    classes: Any = document.get("classes")
-    return document if classes is None else {**document, "classes": [class_name(each, labels) for each in classes]}
 
 
 def _parse(document: Mapping[str, Any]) -> dict[str, Policy]:

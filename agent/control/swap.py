@@ -172,18 +172,15 @@ class EngineSwap:
         swap = self._swap
         return swap is not None and not swap.is_proven and swap.recall is None
 
-    def recall(self, tracker: JobTracker) -> bool:
-        """Take the candidate on probation back, before the next frame; False unless `can_recall`.
+    def recall(self, tracker: JobTracker) -> None:
+        """Take the candidate on probation back, before the next frame. Only where `can_recall`.
 
         tracker: the operator's rollback. It succeeds once the previous engine serves again, also where the frame path
         has gone back by itself.
         """
-        swap = self._swap
-        if swap is None or not self.can_recall:
-            return False
-        swap.recall = tracker
-        self._go_back(swap, _recalled())
-        return True
+        assert self._swap is not None
+        self._swap.recall = tracker
+        self._go_back(self._swap, _recalled())
 
     def withdraw(self, tracker: JobTracker, reason: str) -> None:
         """Take the engine of this job back, if it is on probation, though nothing speaks against it."""

@@ -16,9 +16,9 @@ A time of the schedule is the owner's word, so no refusal holds it back.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
 from typing import Any
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
@@ -288,17 +288,12 @@ def is_low(state: CameraState, config: Config) -> bool:
 
 
 _LATE_S = 3600.0  # a time of the schedule still counts for so long: the daemon was busy, or not running
-_DAY_S = 86_400.0
 _SET_S = 1_735_689_600.0  # 1 January 2025, UTC: a clock before that has not been set since the board was powered
 
 
 def answered_times(journal: JobJournal) -> list[str]:
     """Return the times that earlier processes answered, as `Schedule.due` names them."""
-    try:
-        records = journal.records()
-    except AgentError:  # reported when it was opened, and no job starts that cannot be journaled
-        return []
-    return [str(record.request.get("due")) for record in records if record.trigger == "schedule"]
+    return [str(record.request.get("due")) for record in journal.records() if record.trigger == "schedule"]
 
 
 class Schedule:
@@ -310,30 +305,22 @@ class Schedule:
 
     def __init__(self, times: Sequence[str], answered: Iterable[str] = ()) -> None:
         """answered: the times that earlier processes answered, as `due` names them."""
-        self._times = [(int(hour), int(minute)) for hour, minute in (each.split(":") for each in times)]
+        self._times = [time.fromisoformat(each) for each in times]
         self._answered = set(answered)
 
     def due(self, now_s: float) -> str:
         """Return the latest time that is due at this wall-clock time, as `2026-01-31 03:00`; empty for none."""
         if now_s < _SET_S:
             return ""
+        today = date.fromtimestamp(now_s)
         waiting = [
-            (due_s, name)
-            for day_s in (now_s, now_s - _DAY_S)  # shortly after midnight an evening's time may still wait
-            for due_s, name in self._times_of_day(time.localtime(day_s))
-            if 0.0 <= now_s - due_s < _LATE_S and name not in self._answered
+            (due.timestamp(), f"{due:%Y-%m-%d %H:%M}")
+            for day in (today, today - timedelta(days=1))  # shortly after midnight an evening's time may still wait
+            for due in (datetime.combine(day, each) for each in self._times)
         ]
-        return max(waiting)[1] if waiting else ""
+        counting = [each for each in waiting if 0.0 <= now_s - each[0] < _LATE_S and each[1] not in self._answered]
+        return max(counting)[1] if counting else ""
 
     def mark_answered(self, name: str) -> None:
         """Note that a job was started for this time."""
         self._answered.add(name)
-
-    def _times_of_day(self, day: time.struct_time) -> list[tuple[float, str]]:
-        return [
-            (
-                time.mktime((day.tm_year, day.tm_mon, day.tm_mday, hour, minute, 0, 0, 0, -1)),
-                f"{day.tm_year:04}-{day.tm_mon:02}-{day.tm_mday:02} {hour:02}:{minute:02}",
-            )
-            for hour, minute in self._times
-        ]

@@ -5,17 +5,15 @@ The video does not depend on it: where no page can be served, one line says why.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from agent.common.console import say
+from agent.jobs.child_process import start_background
 from agent.mqtt.endpoint import Endpoint
-from engines.trial import START_FOLDER
 
 _NICE = 5  # the video goes first
 _END_S = 5.0
@@ -31,18 +29,8 @@ def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[Non
     """
     web = ["web", "-c", str(config.absolute()), "--listen", listen]
     web += ["--host", endpoint.host, "--port", str(endpoint.port)]
-    command = ["-m", "agent.jobs.background", str(_NICE), str(os.getpid()), "fleet.cli", *web]
     try:
-        # A session of its own: Ctrl-C in the terminal reaches the daemon alone, which then ends this process.
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            cwd=START_FOLDER,
-        )
+        process = start_background(_NICE, "fleet.cli", *web, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     except OSError as error:
         say(f"no page for a browser: {error.strerror}")
         yield

@@ -28,16 +28,13 @@ from agent.serving.pipeline import Feed
 from agent.system.board import health
 from agent.uplink.link import MqttLink
 from agent.uplink.reporter import EventCounts
+from calibrate.statistics.evidence import Interval
 
 _DRIFT = ("calm", "warning", "alarm")
 _KINDS = ("alarm", "camera", "commit", "drift", "error", "fidelity", "regime", "rollback", "swap", "view")
-_COMMITTED, _REFUSED, _FAILED, _ROLLED_BACK, _CANCELLED = "committed", "refused", "failed", "rolled_back", "cancelled"
-_ENDS = {
-    JobState.COMMITTED.value: _COMMITTED,
-    JobState.FAILED.value: _FAILED,
-    JobState.ROLLED_BACK.value: _ROLLED_BACK,
-    JobState.CANCELLED.value: _CANCELLED,
-}
+_ENDS = {state.value: state.value.lower() for state in JobState if state.is_finished}  # by the last step of a job
+_REFUSED, _FAILED, _ROLLED_BACK = "refused", "failed", "rolled_back"  # the first for a job that failed by its verdict
+_BOUNDS = ("estimate", "low", "high")  # fields of an Interval
 
 _Counts = dict[tuple[str, ...], int]  # by the values of labels
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
@@ -133,31 +130,25 @@ def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
 
 
 def _quality(observed: CameraStates) -> Iterator[Metric]:
-    fidelity = GaugeMetricFamily(
-        "tared_fidelity_ratio",
-        "Estimated fidelity: agreement with the float reference, and its bounds.",
-        labels=["camera", "bound"],
-    )
-    for camera, state in observed.items():
-        for bound in ("estimate", "low", "high") if state.fidelity.n else ():
-            fidelity.add_metric([camera, bound], getattr(state.fidelity, bound))
-    yield fidelity
-    gain = GaugeMetricFamily(
-        "tared_drift_predicted_gain_db", "Noise that a recalibration would save now, in dB.", labels=["camera"]
-    )
-    worth = GaugeMetricFamily(
-        "tared_drift_expected_gain_ratio", "Fidelity that a recalibration would gain now.", labels=["camera", "bound"]
-    )
-    drift = StateSetMetricFamily("tared_drift_state", "Whether the scene has left the calibration.", labels=["camera"])
-    for camera, state in observed.items():
-        if state.drift is not None:
-            gain.add_metric([camera], state.drift.gain_db)
-            for bound in ("estimate", "low", "high") if state.drift.gain is not None else ():
-                worth.add_metric([camera, bound], getattr(state.drift.gain, bound))
-            drift.add_metric([camera], {name: name == state.drift.state for name in _DRIFT})
-    yield gain
-    yield worth
-    yield drift
+    agreement = "Estimated fidelity: agreement with the float reference, and its bounds."
+    fidelity = _bounds({camera: state.fidelity for camera, state in observed.items() if state.fidelity.n})
+    yield gauges("tared_fidelity_ratio", agreement, ("camera", "bound"), fidelity)
+    drifts = {camera: state.drift for camera, state in observed.items() if state.drift is not None}
+    gains_db = {(camera,): drift.gain_db for camera, drift in drifts.items()}
+    noise = "Noise that a recalibration would save now, in dB."
+    yield gauges("tared_drift_predicted_gain_db", noise, ("camera",), gains_db)
+    gains = _bounds({camera: drift.gain for camera, drift in drifts.items() if drift.gain is not None})
+    worth = "Fidelity that a recalibration would gain now."
+    yield gauges("tared_drift_expected_gain_ratio", worth, ("camera", "bound"), gains)
+    states = StateSetMetricFamily("tared_drift_state", "Whether the scene has left the calibration.", labels=["camera"])
+    for camera, drift in drifts.items():
+        states.add_metric([camera], {name: name == drift.state for name in _DRIFT})
+    yield states
+
+
+def _bounds(intervals: Mapping[str, Interval]) -> dict[tuple[str, ...], float]:
+    """Return estimates and bounds, by camera and bound."""
+    return {(camera, bound): getattr(each, bound) for camera, each in intervals.items() for bound in _BOUNDS}
 
 
 def _view(states: CameraStates) -> Iterator[Metric]:
@@ -173,24 +164,19 @@ def _view(states: CameraStates) -> Iterator[Metric]:
 
 def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
     service, job = operations.service, operations.job
-    engine = InfoMetricFamily("tared_engine", "The engine in service.")
-    engine.add_metric([], {"artefact": service.serving.id, "degraded": str(service.is_degraded).lower()})
-    yield engine
+    engine = {"artefact": service.serving.id, "degraded": str(service.is_degraded).lower()}
+    yield InfoMetricFamily("tared_engine", "The engine in service.", engine)
     reasons = explain(operations, states)
-    degraded = InfoMetricFamily("tared_degraded", "Why the float reference serves; absent while an INT8 engine does.")
-    if reasons.degraded:
-        degraded.add_metric([], {"reason": reasons.degraded})
-    yield degraded
-    held_back = InfoMetricFamily("tared_job_held_back", "Why a job that is due does not start; absent while none is.")
-    if reasons.held_back:
-        held_back.add_metric([], {"code": reasons.code, "reason": reasons.held_back})
-    yield held_back
-    steps = StateSetMetricFamily("tared_job_state", "Step of the running job; none is 1 while no job runs.")
+    degraded = {"reason": reasons.degraded} if reasons.degraded else None
+    serves = "Why the float reference serves; absent while an INT8 engine does."
+    yield InfoMetricFamily("tared_degraded", serves, degraded)
+    held_back = {"code": reasons.code, "reason": reasons.held_back} if reasons.held_back else None
+    waits = "Why a job that is due does not start; absent while none is."
+    yield InfoMetricFamily("tared_job_held_back", waits, held_back)
     here = job.state.value if job is not None else "none"
-    steps.add_metric(
-        [], {step: step == here for step in ("none", *(each.value for each in JobState if not each.is_finished))}
-    )
-    yield steps
+    steps = ("none", *(each.value for each in JobState if not each.is_finished))
+    here_only = {step: step == here for step in steps}
+    yield StateSetMetricFamily("tared_job_state", "Step of the running job; none is 1 while no job runs.", here_only)
 
 
 def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:

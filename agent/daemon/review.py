@@ -24,7 +24,7 @@ from agent.vision.fidelity import count_matches, fidelity
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from engines.interface import Backend
+from engines.interface import Backend, Engine
 from engines.store.artefact import Artefact
 from engines.store.files import read_text
 
@@ -84,12 +84,12 @@ class Panel:
 
     def __init__(self, model: Model, backend: Backend, artefacts: Sequence[Artefact]) -> None:
         self._min_sqnr_db = model.spec.min_sqnr_db
-        self._reference = model.open_observer(backend)
-        self._engines = {artefact.id: backend.load(artefact.read_engine()) for artefact in artefacts}
-        self._task = VisionTask(model.spec, self._reference.inputs, self._reference.outputs)
+        reference = model.open_observer(backend)
+        self._task = VisionTask(model.spec, reference.inputs, reference.outputs)
+        loaded = {artefact.id: backend.load(artefact.read_engine()) for artefact in artefacts}
+        self._engines: dict[str, Engine] = {REFERENCE: reference, **loaded}
 
     def close(self) -> None:
-        self._reference.close()
         for engine in self._engines.values():
             engine.close()
 
@@ -99,9 +99,8 @@ class Panel:
         Boxes are in pixels of the network input; the geometry leads from there to the frame.
         """
         tensor, geometry = self._task.preprocess(image)
-        engines = {REFERENCE: self._reference, **self._engines}
         answers = {}
-        for name, engine in engines.items():
+        for name, engine in self._engines.items():
             detections = self._task.decode(engine.infer(tensor), tensor.shape)
             assert isinstance(detections, Detections)  # labels are refused for other tasks
             answers[name] = detections

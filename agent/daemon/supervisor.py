@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from pydantic import JsonValue
-
 from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
 from agent.commands.dispatcher import Handler
@@ -342,10 +340,9 @@ class Supervisor:
         line = self._status.progress_line(states, self._built_percent)
         bar.update(self._pipeline.served, line)
         if self._telemetry.due(self._clock.monotonic_s()):
-            labelled = self._status.labelled()
-            self._reporter.telemetry(
-                self._status.telemetry(states), self._results_dropped, reasons.as_dict(), self._preview_state, labelled
-            )
+            cameras, labelled = self._status.telemetry(states), self._status.labelled()
+            preview = self._preview.as_dict() if self._preview is not None else {}
+            self._reporter.telemetry(cameras, self._results_dropped, reasons.as_dict(), preview, labelled)
 
     def _goes_on_without_frames(self) -> bool:
         """Return True while a job needs no more frames; one that collects makes do with those of a recording."""
@@ -376,10 +373,6 @@ class Supervisor:
     @property
     def _results_dropped(self) -> Mapping[str, int]:
         return self._results.dropped if self._results is not None else {}
-
-    @property
-    def _preview_state(self) -> Mapping[str, JsonValue]:
-        return self._preview.as_dict() if self._preview is not None else {}
 
     def _apply_labels(self) -> None:
         """Apply recorded labels to the frames answered since the last call, and report labels that were refused."""

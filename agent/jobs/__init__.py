@@ -16,6 +16,6 @@ new_model       NewModel
 recovery        CrashRecovery, RecoveryResult
 
 The child process: `request` (JobRequest, write_job, write_reference_job) has what it works on. `child_process`
-(JobProcess, JobOutcome: both ends of the pipe) runs `background`, which runs `candidate` with low priority: a
-candidate, or the reference of a new model. The daemon does not import `candidate`.
+(JobProcess, JobOutcome: both ends of the pipe) runs `background` (start_background), which runs `candidate` with low
+priority: a candidate, or the reference of a new model. The daemon does not import `candidate`.
 """

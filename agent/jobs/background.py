@@ -54,15 +54,12 @@ def _lower_session(nice: int) -> None:
     such as the daemon's. Without privileges it takes one such change in 0.1 s, of all processes together.
     Source: sched(7), "The autogroup feature"; proc_sched_autogroup_set_nice in kernel/sched/autogroup.c.
     """
-    for _ in range(_ATTEMPTS):
-        try:
-            Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
-        except BlockingIOError:  # noqa: PERF203  # another process was first
+    with contextlib.suppress(OSError):
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(BlockingIOError):  # another process was first
+                Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
+                return
             time.sleep(random.uniform(1.0, 2.0) * _REFUSED_S)
-        except OSError:
-            return
-        else:
-            return
 
 
 if __name__ == "__main__":

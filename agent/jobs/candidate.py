@@ -20,7 +20,7 @@ import numpy as np
 
 from agent.common.clock import Clock
 from agent.common.errors import AgentError
-from agent.jobs.child_process import Emit, JobOutcome, JobRefused, run_child
+from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
 from agent.models.build import adopt_artefact, build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
@@ -37,9 +37,7 @@ from agent.vision.preprocess import network_input
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.errors import CalibrationError, TaredError
-from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_histograms
 from engines.errors import EngineError
 from engines.interface import Backend, Engine, Progress
@@ -55,7 +53,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
 
     With offline work the calibration is there, and with an artefact the plan, and the engine where it serves here.
 
-    Raises TaredError; JobRefused (`recalibration.refused`) if none is good enough.
+    The outcome has the error `recalibration.refused` if none is good enough. Raises TaredError for other failures.
     """
     request = JobRequest(**json.loads((directory / JOB).read_text(encoding="utf-8")))
     steps = _Steps(emit)
@@ -71,9 +69,10 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "the model that was observed",
             "wait until the daemon loads the changed model by itself",
         )
-    histograms, extremes = load_histograms(directory / HISTOGRAMS)
-    offline = _offline_work(request, model, backend, key)
-    calibration = _calibration(model, backend, directory / MERGED, histograms, extremes, request, offline)
+    offline: LoadedWork | None = None
+    if request.offline is not None:
+        offline = OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
+    calibration = offline.calibration if offline is not None else _calibrate(model, backend, directory, request)
     held_out = read_frames(directory / HELD_OUT)
     scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
@@ -133,14 +132,14 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         except AgentError as error:
             first = first or judge.verdict
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
-                raise JobRefused(error, first) from error
+                return JobOutcome(None, first, error)
             ladder.note(error.found, is_too_loud=not judge.is_refused_for_gain)
             refused = error
             if judge.is_refused_for_gain:
                 if slow is not None:  # the fastest plan of the search: those after it are slower
                     break
                 slow = error
-    raise JobRefused(slow or ladder.refusal(refused), first)
+    return JobOutcome(None, first, slow or ladder.refusal(refused))
 
 
 def _leave_report(artefact: Artefact, judge: Judge, emit: Emit) -> None:
@@ -187,13 +186,6 @@ class _Steps:
         return show
 
 
-def _offline_work(request: JobRequest, model: Model, backend: Backend, key: bytes | None) -> LoadedWork | None:
-    """Return the offline work that the job begins with; None without any. Raises as `OfflineWork.load`."""
-    if request.offline is None:
-        return None
-    return OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
-
-
 def _adopted(offline: LoadedWork | None, judge: Judge, store: Store, planned_from: str) -> Artefact | None:
     """Take over the artefact of offline work whose engine serves here; None where an engine has to be built.
 
@@ -212,25 +204,16 @@ def _adopted(offline: LoadedWork | None, judge: Judge, store: Store, planned_fro
         return None
 
 
-def _calibration(
-    model: Model,
-    backend: Backend,
-    upload: Path,
-    histograms: Mapping[str, AbsHistogram],
-    extremes: Mapping[str, Extremes],
-    request: JobRequest,
-    offline: LoadedWork | None,
-) -> Calibration:
-    """Return that of offline work, or calibrate: with the merged histograms of a fleet, if there is an upload, or else
-    with the collected frames.
+def _calibrate(model: Model, backend: Backend, directory: Path, request: JobRequest) -> Calibration:
+    """Calibrate with the merged histograms of a fleet, if there is an upload, or else with the collected frames.
 
     A fleet's uploads have no extremes: the divided tensors of the plan in service keep their ranges.
 
     Raises CalibrationError, and MessageError for a file that is no upload.
     """
-    if offline is not None:
-        return offline.calibration
+    upload = directory / MERGED
     if not upload.exists():
+        histograms, extremes = load_histograms(directory / HISTOGRAMS)
         return calibrate(model, histograms, request.method, request.frames, request.source, backend, extremes)
     from agent.contract.histograms import read_facts, read_upload  # its schemas take a tenth of a child's imports
 

@@ -19,13 +19,15 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
+from agent.common.state_files import parse_or_none
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 from engines.trial import START_FOLDER
@@ -67,14 +69,6 @@ class JobOutcome:
         return cls(Path(message["artefact"]), verdict)
 
 
-class JobRefused(AgentError):
-    """The error of a job of which no candidate was good enough, with the verdict on the first one that was judged."""
-
-    def __init__(self, error: AgentError, verdict: Verdict | None) -> None:
-        super().__init__(error.code, error.found, error.expected, error.remedy)
-        self.verdict = verdict
-
-
 def run_child(work: Callable[[Path, Emit], JobOutcome]) -> int:
     """Do the job in the directory that the command line names, and report its outcome; return the exit code."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -87,7 +81,7 @@ def run_child(work: Callable[[Path, Emit], JobOutcome]) -> int:
     try:
         outcome = work(Path(sys.argv[1]), emit)
     except TaredError as error:
-        outcome = JobOutcome(verdict=error.verdict if isinstance(error, JobRefused) else None, error=error)
+        outcome = JobOutcome(error=error)
     emit(outcome.as_message())
     return 0
 
@@ -107,6 +101,26 @@ _NO_MESSAGE = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 _END_S = 2.0  # between SIGTERM and SIGKILL
 _WATCH_EVERY_S = 0.5
 _WEIGH_EVERY = 4  # polls: going through all descendants takes time
+
+
+def start_background(
+    nice: int, module: str, *arguments: str, stdout: int, stderr: int | IO[bytes]
+) -> subprocess.Popen[str]:
+    """Start a module as a process that gives way to the frame path, see background.py.
+
+    It has its own session. So a Ctrl-C in the terminal reaches the daemon alone, which ends the child itself, and one
+    signal reaches all that the child starts. Raises OSError.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "agent.jobs.background", str(nice), str(os.getpid()), module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        cwd=START_FOLDER,
+    )
 
 
 @dataclass
@@ -143,21 +157,9 @@ class JobProcess:
         self._signals = threading.Lock()  # held while the process id is certain to be this process's
         self._reaped = False
         self._ended = threading.Event()
-        command = ["-m", "agent.jobs.background", str(self.nice), str(os.getpid()), self.module]
-        command.append(str(self.directory.absolute()))
         with self._stderr.open("wb") as errors:
-            # It has its own session. So a Ctrl-C in the terminal reaches the daemon alone, which ends the child itself,
-            # and one signal reaches all that the child starts.
-            self._process = subprocess.Popen(
-                [sys.executable, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-                cwd=START_FOLDER,
-            )
+            directory = str(self.directory.absolute())
+            self._process = start_background(self.nice, self.module, directory, stdout=subprocess.PIPE, stderr=errors)
         threading.Thread(target=self._watch, name="candidate-watch", daemon=True).start()
         self._follower = threading.Thread(target=self._follow, name="candidate", daemon=True)
         self._follower.start()
@@ -230,7 +232,9 @@ class JobProcess:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                message = _message(line)
+                message = parse_or_none(partial(json.loads, line))
+                if not isinstance(message, dict):  # a line that was cut short
+                    continue
                 if "step" in message:
                     percent = int(message["percent"])
                     if not 0 <= percent <= 100:
@@ -273,12 +277,3 @@ def _resident_bytes(pid: int) -> int:
             with contextlib.suppress(psutil.Error, OSError):
                 total += process.memory_info().rss
     return total
-
-
-def _message(line: str) -> dict[str, Any]:
-    """Parse a line; empty for one that was cut short."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}

@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.collection.report import SelectionReport
+from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Database
@@ -87,7 +88,6 @@ _BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.VALIDATING, JobState.PRO
 
 JOURNAL = "jobs.sqlite"
 _MOST_JOBS = 1000
-_COLUMNS = "id, trigger, request, command_ids, state, artefact, error, result"
 _MIGRATIONS = (
     """
     CREATE TABLE jobs (
@@ -141,12 +141,13 @@ def read_journal(state_dir: Path) -> list[JobRow]:
             rows = database.execute(wanted).fetchall()
     except (sqlite3.Error, UnicodeDecodeError):  # the latter of a damaged schema, whose names SQLite quotes
         return []
-    found = []
-    for trigger, state, artefact, error, created, updated in rows:
-        failure = parse_or_none(partial(json.loads, error)) if error else None
-        reason = str(failure.get("found", "")) if failure else ""
-        found.append(JobRow(str(trigger), str(state), str(artefact or ""), reason, float(created), float(updated)))
-    return found
+
+    def parse(row: Sequence[Any]) -> JobRow:
+        trigger, state, artefact, error, created, updated = row
+        reason = parse_or_none(lambda: json.loads(error)["found"])
+        return JobRow(str(trigger), str(state), str(artefact or ""), str(reason or ""), float(created), float(updated))
+
+    return parse_or_none(lambda: [parse(row) for row in rows]) or []
 
 
 class JobJournal:
@@ -221,15 +222,22 @@ class JobJournal:
             db.execute("UPDATE jobs SET command_ids = ? WHERE id = ?", (json.dumps(command_ids), job))
 
     def records(self) -> list[JobRecord]:
-        """Return all jobs in the journal, the newest last. Raises AgentError (`journal.read`)."""
-        with self._database.transaction("read") as db:
-            return [_parse(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
+        """Return all jobs in the journal, the newest last; none of a journal that cannot be read.
+
+        That was reported when it was opened, and no job starts that cannot be journaled.
+        """
+        try:
+            with self._database.transaction("read") as db:
+                return parse_or_none(lambda: _read_all(db)) or []
+        except AgentError:
+            return []
 
 
 def _read_all(db: sqlite3.Connection) -> list[JobRecord]:
     """Read all rows. Raises what `parse_or_none` catches for a table or rows that no journal has written."""
+    columns = "id, trigger, request, command_ids, state, artefact, error, result"
     try:
-        return [_parse(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
+        return [_parse(row) for row in db.execute(f"SELECT {columns} FROM jobs ORDER BY number")]
     except sqlite3.OperationalError as error:  # a table or a column that is not there
         raise ValueError(str(error)) from error
 
@@ -410,8 +418,7 @@ class Job:
         method: How scales are chosen, see calibrate.threshold; empty: as configured.
         raising: By how much precision is raised; None where it is not.
         max_loss: Largest accepted loss of fidelity; None: as configured.
-        model: File of a new model that is not in its place yet; None: the model's file as it is now.
-        accepted: The owner accepts that the new model answers otherwise.
+        staged: The delivered model, which is not in its place yet; None: the model's file as it is now.
         merged: A calibration of the fleet, which is tried instead of one from the frames.
         offline: What the owner has made offline, which is tried instead of a calibration from the frames.
         attempt: What the candidate comes of, once the frames are collected; None where precision is raised, which
@@ -423,8 +430,7 @@ class Job:
     method: str = ""
     raising: PrecisionRaise | None = None
     max_loss: float | None = None
-    model: Path | None = None
-    accepted: bool = False
+    staged: StagedModel | None = None
     merged: Path | None = None
     offline: OfflineWork | None = None
     attempt: Attempt | None = None
@@ -460,10 +466,7 @@ class JobRegistry:
 
     @cached_property
     def _error_before(self) -> TaredError | None:
-        try:
-            return next((record.error for record in self.journal.records()[-1:]), None)
-        except AgentError:  # reported when the journal was opened
-            return None
+        return next((record.error for record in self.journal.records()[-1:]), None)
 
     @property
     def _latest(self) -> JobTracker | None:

@@ -110,10 +110,7 @@ class NewModel:
             on_failure = partial(self._on_failure, self._content)
             tracker = self._registry.start(MODEL, {"content": self._content}, command, on_failure)
             self._trial, self._is_untried = tracker, False
-            if staged is None:
-                self._jobs.start(Job(tracker))
-            else:
-                self._jobs.start(Job(tracker, model=staged.file, accepted=staged.accepted))
+            self._jobs.start(Job(tracker, staged=staged))
 
     def _expect(self, content: str) -> None:
         self.drop(_SUPERSEDED)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agent.common.errors import AgentError
 from agent.config import Config
 from agent.jobs.job import JobJournal, JobState
 from agent.jobs.limits import REFUSED
@@ -90,13 +89,9 @@ class OfflineQueue:
 
 def _attempts_in_vain(journal: JobJournal) -> dict[str, TaredError]:
     """Return the attempts of earlier processes that are not made again, each with its error."""
-    try:
-        records = journal.records()
-    except AgentError:  # reported when it was opened, and no job starts that cannot be journaled
-        return {}
     return {
         str(record.request["attempt"]): record.error
-        for record in records
+        for record in journal.records()
         if record.error is not None and "attempt" in record.request and _was_in_vain(record.state, record.error)
     }
 

@@ -247,10 +247,10 @@ class Recalibration:
         """Hand the job with the collected frames over to a child process. Raises AgentError."""
         if job.tracker.trigger == MODEL:
             job.tracker.progress(JobState.BUILDING.value, 0)
-            model = job.model or self.config.model.path
+            model, accepted = (job.staged.file, job.staged.accepted) if job.staged else (self.config.model.path, False)
             frames, serving = self.observer.collection.collected().held_out, self.service.serving.path
             self._start_child(
-                job, lambda path: write_reference_job(path, self.config, model, serving, frames, job.accepted)
+                job, lambda path: write_reference_job(path, self.config, model, serving, frames, accepted)
             )
             return
         collected = self.observer.collection.collected()

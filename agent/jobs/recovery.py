@@ -60,10 +60,7 @@ class CrashRecovery:
         link = state_dir / "current"
         self.current = link.readlink().name if link.is_symlink() else ""
         self.journal = JobJournal(state_dir / JOURNAL, reporter.error)
-        try:
-            self._records = self.journal.records()
-        except AgentError:  # reported when it was opened
-            self._records = []
+        self._records = self.journal.records()
         on_probation = [
             record
             for record in self._records

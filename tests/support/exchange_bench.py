@@ -161,7 +161,10 @@ class Bench:
         self.exchange.tick(cast(CameraStates, {"camera": state}))
 
     def recall(self, calls: Calls) -> bool:
-        return self.exchange.recall(cast(JobTracker, calls))
+        if not self.exchange.can_recall:
+            return False
+        self.exchange.recall(cast(JobTracker, calls))
+        return True
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]

@@ -81,7 +81,10 @@ def _read(texts: Texts, module: Module, call: ast.Call, family: str) -> Iterator
         if HOLE.search(name):
             raise ValueError(f"{module.path}:{call.lineno}: the name of a metric cannot be found out")
         labels = _labels(module, call, family)
-        labels += {"state set": (name,), "info": _info_labels(module, call)}.get(kind, ())
+        if kind == "state set":
+            labels += (name,)
+        elif kind == "info":
+            labels += _info_labels(module, call)
         text = HOLE.sub(lambda part: f"{{{part[1]}}}", meaning)
         yield MetricFacts(f"{name}{ending}", kind, labels, text, _place(module, call))
 
@@ -111,19 +114,14 @@ def _labels(module: Module, call: ast.Call, family: str) -> tuple[str, ...]:
 
 
 def _info_labels(module: Module, call: ast.Call) -> tuple[str, ...]:
-    """Return the labels of an info, which are the keys of the dict that is added to it; `tared_build` has its own."""
+    """Return the labels of an info: the keys of the dict that a local variable holds; `tared_build` has its own."""
     if module.name == _MAKERS:
         return ("version", "program")
     function = module.function(call)
-    target = module.parents[call]
-    if function is None or not isinstance(target, ast.Assign) or not isinstance(target.targets[0], ast.Name):
-        return ()
-    name = target.targets[0].id
+    assert function is not None
     for each in ast.walk(function):
-        if (
-            isinstance(each, ast.Call)
-            and ast.unparse(each.func) == f"{name}.add_metric"
-            and isinstance(each.args[1], ast.Dict)
-        ):
-            return tuple(str(key.value) for key in each.args[1].keys if isinstance(key, ast.Constant))
-    return ()
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == ast.unparse(call.args[2]):
+            value = each.value.body if isinstance(each.value, ast.IfExp) else each.value
+            assert isinstance(value, ast.Dict)
+            return tuple(str(key.value) for key in value.keys if isinstance(key, ast.Constant))
+    raise ValueError(f"{module.path}:{call.lineno}: the labels of an info cannot be found out")

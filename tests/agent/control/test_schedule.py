@@ -56,8 +56,9 @@ def test_a_time_is_made_up_for_within_the_hour(now: str, due: str) -> None:
     assert Schedule(["03:00"]).due(at(f"2026-06-01 {now}")) == (due and f"2026-06-01 {due}")
 
 
-def test_an_evenings_time_may_wait_until_after_midnight() -> None:
-    assert Schedule(["23:45"]).due(at("2026-06-02 00:30")) == "2026-06-01 23:45"
+@pytest.mark.parametrize("evening", ["2026-06-01", "2026-03-29", "2026-10-25"], ids=["a day", "23 h", "25 h"])
+def test_an_evenings_time_may_wait_until_after_midnight(evening: str) -> None:
+    assert Schedule(["23:45"]).due(at(f"{evening} 23:45") + 45 * 60.0) == f"{evening} 23:45"
 
 
 @pytest.mark.parametrize(

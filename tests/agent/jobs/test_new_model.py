@@ -116,7 +116,7 @@ class Delivered:
     def ends(self, **outcome: Any) -> None:
         job = self.at.operations.jobs.job
         assert job is not None
-        assert job.model == self.file
+        assert (job.staged.file if job.staged is not None else None) == self.file
         self.at.operations.jobs._finish(job, JobOutcome(**outcome))
         self.at.tick()
 
@@ -218,7 +218,8 @@ def test_the_owners_consent_reaches_the_job(delivered: Delivered) -> None:
     delivered.at.tick()
     job = delivered.at.operations.jobs.job
     assert job is not None
-    assert job.accepted
+    assert job.staged is not None
+    assert job.staged.accepted
 
 
 @pytest.mark.parametrize("end", ["another", "the former", "cancelled"])

@@ -45,6 +45,8 @@ def run(model: Model, backend: Backend, folder: Path, setting: str, path: Path, 
     job = request(model, folder, offline=offline, origin="configured", **changes)
     write_job(folder / "job", job, collected(model, backend, tensors[:16], tensors[16:]))
     outcome = run_job(folder / "job", lambda _: None)
+    if outcome.error is not None:
+        raise outcome.error
     assert outcome.artefact is not None
     assert outcome.verdict is not None
     artefact = read_artefact(outcome.artefact)

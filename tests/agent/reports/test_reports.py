@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -151,6 +153,14 @@ def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys:
         "Not usable",
     ):
         assert words in page.words
+
+
+@pytest.mark.parametrize(("damage", "shown"), [("error = '[1]'", 1), ("created_wall = 'then'", 0)])
+def test_rows_that_no_journal_has_written_end_no_report(tmp_path: Path, damage: str, shown: int) -> None:
+    JobJournal(tmp_path / "jobs.sqlite", lambda _: None).start("j1", "alarm", {}, [])
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as database, database:
+        database.execute(f"UPDATE jobs SET {damage}")
+    assert len(read_journal(tmp_path)) == shown
 
 
 def test_a_plan_by_hand_and_one_with_repairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,6 @@ from zoo import residual_net
 import agent.jobs.candidate
 import agent.validation.verdict
 from agent.collection.collection import Collected
-from agent.common.errors import AgentError
 from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.request import JobRequest, write_job
@@ -32,6 +31,7 @@ from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate
 from agent.validation.comparison import Comparison
 from agent.validation.verdict import Verdict, VerdictLimits, decide
+from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
 from engines.registry import open_backend
@@ -108,6 +108,12 @@ def run_with(fault: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> JobOutco
     return run_job(job, lambda _: None)
 
 
+def refused_with(fault: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> TaredError:
+    error = run_with(fault, job, monkeypatch).error
+    assert error is not None
+    return error
+
+
 def refusals(folder: Path) -> list[Mapping[str, Any]]:
     """One of each engine: of how well it answers there may be several plans, of anything else there is one."""
     documents = {path.name: json.loads(path.read_text()) for path in (folder / "state" / "refused").iterdir()}
@@ -128,17 +134,16 @@ def refusals(folder: Path) -> list[Mapping[str, Any]]:
 def test_a_wrong_one_is_refused_and_its_evidence_kept(
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, test: str, words: str
 ) -> None:
-    with pytest.raises(AgentError) as refused:
-        run_with(fault, board.write(board.request(tmp_path), tmp_path), monkeypatch)
-    assert refused.value.code == "recalibration.refused"
-    assert words in refused.value.found
+    refused = refused_with(fault, board.write(board.request(tmp_path), tmp_path), monkeypatch)
+    assert refused.code == "recalibration.refused"
+    assert words in refused.found
     kept = refusals(tmp_path)
     assert (len(kept) > 1) == (test == "fidelity")
     for each in kept:
         verdict = Verdict.from_dict(each["verdict"])
         assert not verdict.accepted
         assert test in verdict.failed
-        assert verdict.reason in refused.value.found
+        assert verdict.reason in refused.found
         assert each["inputs"]["model"] == board.model.sha256
         assert each["inputs"]["calibration"]["id"] == each["calibration"]
     assert board.artefacts(tmp_path) == [board.serving.id]
@@ -159,10 +164,10 @@ def test_where_int8_has_to_gain_a_first_one_that_is_slower_than_float_is_refused
         assert verdict is not None
         assert verdict.latency_float_ms is None  # it is not timed where it decides nothing
         return
-    with pytest.raises(AgentError, match="ms in float") as refused:
-        run_with(fault, job, monkeypatch)
-    assert (refused.value.code, refused.value.expected) == ("recalibration.refused", "an engine no slower than float")
-    assert refused.value.remedy.startswith("let float serve")
+    refused = refused_with(fault, job, monkeypatch)
+    assert "ms in float" in refused.found
+    assert (refused.code, refused.expected) == ("recalibration.refused", "an engine no slower than float")
+    assert refused.remedy.startswith("let float serve")
     assert len(refusals(tmp_path)) > 1
 
 
@@ -171,8 +176,7 @@ def test_a_disk_that_refuses_does_not_hide_the_refusal(
 ) -> None:
     job = board.write(board.request(tmp_path), tmp_path)
     (tmp_path / "state" / "refused").write_text("where a folder belongs")
-    with pytest.raises(AgentError, match="is not finite"):
-        run_with("nan_weights", job, monkeypatch)
+    assert "is not finite" in refused_with("nan_weights", job, monkeypatch).found
     assert "refusal=not_kept error='File exists'" in caplog.text
 
 
