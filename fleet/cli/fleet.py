@@ -185,11 +185,8 @@ def _collect(options: argparse.Namespace) -> int:
 
     with serving_metrics(options, "collect", lambda: _collector_metrics(collector, options.db)):
         run_until_signalled(collector.run, "collecting", None, show)
-    if options.json:
-        print(json.dumps({"counts": {name: counts[name] for name in _COUNTED}}))
-    else:
-        print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}")
-    return 0
+    last = f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}"
+    return print_result(options, {"counts": {name: counts[name] for name in _COUNTED}}, lambda: print(last))
 
 
 def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollector]:
@@ -257,12 +254,10 @@ def _forget(options: argparse.Namespace) -> int:
         if not options.dry_run:
             devices.forget(selected, who=getpass.getuser())
     names = [each.name for each in selected]
-    if options.json:
-        print(json.dumps({"forgotten": [] if options.dry_run else names, "selected": names}))
-    else:
-        word = "would be forgotten" if options.dry_run else "forgotten"
-        print(f"{len(names)} devices {word}: {', '.join(map(printable, names[:10]))}{' ...' if names[10:] else ''}")
-    return 0
+    word = "would be forgotten" if options.dry_run else "forgotten"
+    text = f"{len(names)} devices {word}: {', '.join(map(printable, names[:10]))}{' ...' if names[10:] else ''}"
+    result = {"forgotten": [] if options.dry_run else names, "selected": names}
+    return print_result(options, result, lambda: print(text))
 
 
 def _tag(options: argparse.Namespace) -> int:
@@ -273,8 +268,8 @@ def _tag(options: argparse.Namespace) -> int:
     with _selection(options.db, options.fleet, options.where, options.silent) as (_, devices, selected):
         devices.tag(selected, tags, options.remove, who=getpass.getuser())
     names = [each.name for each in selected]
-    print(json.dumps({"tagged": names}) if options.json else f"{len(names)} devices: {', '.join(names[:10])}")
-    return 0
+    text = f"{len(names)} devices: {', '.join(names[:10])}"
+    return print_result(options, {"tagged": names}, lambda: print(text))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -333,8 +328,7 @@ def _merge(options: argparse.Namespace) -> int:
             merged = merge_calibration(exchange.inbox.complete, options.method, fleet, advance)
     save_calibration(merged.calibration, options.output)
     write_bundle(merged.calibration, options.output)
-    _print(options, exchange, merged)
-    return 0
+    return _print(options, exchange, merged)
 
 
 def _temporary_folder(stack: ExitStack) -> Path:
@@ -346,7 +340,7 @@ def _temporary_folder(stack: ExitStack) -> Path:
         raise AgentError("merge.write", str(error), "a writable folder for the uploads of boards", remedy) from error
 
 
-def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> None:
+def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> int:
     from fleet.merge.calibration import BUNDLE
 
     calibration = merged.calibration
@@ -362,13 +356,14 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
         "counts": dict(exchange.inbox.counts),
         "distances_db": {device: [each.to_board_db, each.to_group_db] for device, each in merged.distances.items()},
     }
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(f"{result['board_count']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
-    for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
-        for device, reason in devices.items():
-            print(f"{why}: {printable(device)}: {printable(reason)}")
+
+    def show() -> None:
+        print(f"{result['board_count']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
+        for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
+            for device, reason in devices.items():
+                print(f"{why}: {printable(device)}: {printable(reason)}")
+
+    return print_result(options, result, show)
 
 
 def pairs(defaults: T, text: str) -> T:
@@ -410,8 +405,8 @@ def _simulate(options: argparse.Namespace) -> int:
         return outcome.connected, f"connected; {outcome.made} rows, {outcome.confirmed} confirmed"
 
     run_until_signalled(simulation.run, "simulating", simulated.devices, show, lambda: time.monotonic() > ends_s)
-    print(json.dumps(outcome.as_dict()) if options.json else _summary(outcome.as_dict()))
-    return 0
+    result = outcome.as_dict()
+    return print_result(options, result, lambda: print(_summary(result)))
 
 
 def _summary(outcome: dict[str, Any]) -> str:

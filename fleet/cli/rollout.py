@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, number, option, table_console
+from agent.cli.arguments import command, number, option, print_result, table_console
 from fleet.cli.arguments import (
     add_broker_options,
     add_database_option,
@@ -87,15 +87,8 @@ def _add_create(steps: Any) -> None:
     option(create, "--order", "ORDER", "random, name, or tag.NAME: lowest first", default="random")
     option(create, "--valid", "TIME", f"{_TIME} to wait for a board", _duration, dest="valid_s", default="1h")
     option(create, "--deadline", "TIME", f"{_TIME} that a board may take", _duration, dest="deadline_s", default="2h")
-    option(
-        create,
-        "--silent",
-        "TIME",
-        f"{_TIME} until an unheard board is silent",
-        _duration,
-        dest="silent_s",
-        default="10m",
-    )
+    silent = f"{_TIME} until an unheard board is silent"
+    option(create, "--silent", "TIME", silent, _duration, dest="silent_s", default="10m")
     signed = "for boards that obey signed commands alone: no controller without a key carries it out"
     create.add_argument("--signed", action="store_true", help=signed)
     option(create, "--why", "TEXT", _WHY, default="")
@@ -167,11 +160,8 @@ def _show(options: argparse.Namespace) -> int:
 
     with _register(options) as register:
         overview, boards, commands = register.show(options.id)
-    if options.json:
-        print(json.dumps(rollout_details(overview, boards, commands)))
-    else:
-        print_rollout(overview, boards, table_console())
-    return 0
+    details = rollout_details(overview, boards, commands)
+    return print_result(options, details, lambda: print_rollout(overview, boards, table_console()))
 
 
 def _steer(action: str, options: argparse.Namespace) -> int:
@@ -182,8 +172,7 @@ def _steer(action: str, options: argparse.Namespace) -> int:
         else:
             rollout = (register.pause if action == "pause" else register.resume)(options.id, options.why)
     state = {"id": rollout.id, "state": rollout.state.value}
-    print(json.dumps(state) if options.json else f"{rollout.id} {rollout.state.value}")
-    return 0
+    return print_result(options, state, lambda: print(*state.values()))
 
 
 def _run(options: argparse.Namespace) -> int:
