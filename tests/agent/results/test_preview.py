@@ -139,7 +139,7 @@ def test_the_thread_sleeps_without_a_limit_while_no_viewer_looks(
         """Answers do not wake the thread, and it waits without a limit."""
         eventually(lambda: clock.limits_s[-1] is None)
         with monkeypatch.context() as patch:
-            patch.setattr(preview, "_notify", lambda: pytest.fail("an answer wakes the thread"))
+            patch.setattr(preview._waker, "wake", lambda: pytest.fail("an answer wakes the thread"))
             for number in range(100):
                 cameras.answer("street", number, DARK)
                 clock.turn(1.0)
