@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
+
 from agent.common.clock import Clock
 
 T = TypeVar("T")
@@ -131,3 +133,8 @@ class TurnedClock(Clock):
         finally:
             with self._lock:
                 self._ends_s.remove(ends_s)
+
+
+@pytest.fixture
+def clock() -> TurnedClock:
+    return TurnedClock()

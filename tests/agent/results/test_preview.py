@@ -52,11 +52,6 @@ DARK, BRIGHT = (np.full((90, 160, 3), value, np.uint8) for value in (20, 220))
 NOISE = np.random.default_rng(0).integers(0, 255, (720, 1280, 3), dtype=np.uint8)
 
 
-@pytest.fixture
-def clock() -> TurnedClock:
-    return TurnedClock()
-
-
 def test_a_stream_shows_each_new_frame_and_every_part_has_its_length(clock: TurnedClock) -> None:
     cameras = Cameras("street")
     with previewed(preview_config(per_s=30.0), cameras, clock=clock) as preview:
