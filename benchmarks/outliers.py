@@ -83,7 +83,7 @@ def table(name: str, boards: list[Histograms], spoilt: dict[str, Histograms]) ->
         limits = OutlierLimits.from_distances([*others, odd])
         wrongly = sum(bool(limits.reason(other)) for other in others)
         told = "yes" if limits.reason(odd) else "no"
-        bounds = f"{limits.to_board_db:.1f}, {limits.to_group_db:.1f}"
+        bounds = f"{limits.limit.to_board_db:.1f}, {limits.limit.to_group_db:.1f}"
         found.rows.append((words, f"{odd.to_board_db:.1f}", f"{odd.to_group_db:.1f}", bounds, told, str(wrongly)))
     return found
 

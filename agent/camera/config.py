@@ -50,9 +50,6 @@ Region = Annotated[tuple[Share, Share, Share, Share], AfterValidator(_spans)]
 Polygon = Annotated[tuple[tuple[Share, Share], ...], Field(min_length=3)]
 FrozenSeconds = Annotated[float | Literal["auto"] | None, BeforeValidator(_frozen_seconds)]
 
-# Keys that fit some kinds of source only; those of `CaptureSettings` are checked by `Source` itself.
-_KEYS_OF_SOME_KINDS = {"speed", "loop", "silence_s", "frozen_s", "labels"}
-
 
 class CameraConfig(Strict):
     """One camera: where its frames come from, and what is requested of it."""
@@ -87,8 +84,7 @@ class CameraConfig(Strict):
             found = f"camera.width: {self.width}, camera.height: {self.height}"
             raise CameraError("camera.option", found, "both keys or neither", "set the other key too")
         source = parse_source(self.source)
-        for key, value in self.model_dump(include=_KEYS_OF_SOME_KINDS, exclude_defaults=True).items():
-            source.check_accepts(key, value)
+        source.check_accepts(self.model_dump(exclude_defaults=True))
         settings = CaptureSettings(**{field.name: getattr(self, field.name) for field in fields(CaptureSettings)})
         source = replace(source, requested=settings)
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s

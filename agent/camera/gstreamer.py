@@ -157,12 +157,9 @@ def _check_mode(source: Source, width: int, height: int) -> None:
     is_turned = requested.flip in ("clockwise", "counterclockwise")
     expected = (requested.height, requested.width) if is_turned else (requested.width, requested.height)
     if (width, height) != expected:
-        raise CameraError(
-            "camera.mode",
-            f"{source.shown} gives {width} x {height}",
-            f"{expected[0]} x {expected[1]}, as configured",
-            "choose a mode of the sensor, as nvarguscamerasrc lists them, or leave the keys out",
-        )
+        found = f"{source.shown} gives {width} x {height}"
+        remedy = "choose a mode of the sensor, as nvarguscamerasrc lists them, or leave the keys out"
+        raise CameraError("camera.mode", found, f"{expected[0]} x {expected[1]}, as configured", remedy)
 
 
 def _description(source: Source) -> str:

@@ -59,12 +59,9 @@ class ImageFiles:
         self.files = tuple(sorted(name for name in names if not _is_hidden(name)))
         self.names = tuple(name for name in self.files if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES)
         if not self.names:
-            raise error_type(
-                "images.none",
-                f"no image among {len(self.files)} files in {path}",
-                f"files ending in {' '.join(sorted(IMAGE_SUFFIXES))}",
-                "point to the folder or zip that holds the images",
-            )
+            found = f"no image among {len(self.files)} files in {path}"
+            expected = f"files ending in {' '.join(sorted(IMAGE_SUFFIXES))}"
+            raise error_type("images.none", found, expected, "point to the folder or zip that holds the images")
 
     def __len__(self) -> int:
         return len(self.names)

@@ -48,12 +48,9 @@ def open_capture(source: Source, silence_s: float) -> Any:
     if not capture.isOpened():
         if source.kind == "v4l2":
             raise _v4l2_error(source)
-        raise CameraError(
-            "camera.open",
-            f"{source.shown} is not readable as {source.kind}",
-            "a file or stream that OpenCV can decode",
-            "check that it plays elsewhere, and that its codec is supported",
-        )
+        found = f"{source.shown} is not readable as {source.kind}"
+        remedy = "check that it plays elsewhere, and that its codec is supported"
+        raise CameraError("camera.open", found, "a file or stream that OpenCV can decode", remedy)
     try:
         source.check_pixels(*(int(capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)))
         _check_granted(capture, source)
@@ -105,9 +102,8 @@ def _open_stream(source: Source, silence_s: float) -> Any:
     """Open a stream with FFmpeg, whose options OpenCV reads from the environment alone; those of the user win."""
     settings = [
         cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, round(1000.0 * silence_s),
+        cv2.CAP_PROP_N_THREADS, source.requested.decode_threads,
     ]  # fmt: skip
-    if hasattr(cv2, "CAP_PROP_N_THREADS"):  # from OpenCV 4.7 on
-        settings += [cv2.CAP_PROP_N_THREADS, source.requested.decode_threads]
     with _OPENING:
         if _OPTIONS in os.environ:
             return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, settings)

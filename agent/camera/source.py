@@ -7,10 +7,11 @@ combination is refused.
 
 from __future__ import annotations
 
+import os.path
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -120,24 +121,20 @@ class Source:
     loop: bool = False
     max_pixels: int = MAX_PIXELS
 
-    def __post_init__(self) -> None:
-        """Raises CameraError (`camera.option`) for a setting that has no effect on such a source."""
-        for setting in fields(CaptureSettings):
-            value = getattr(self.requested, setting.name)
-            if value != setting.default:
-                self.check_accepts(setting.name, value)
-        if self.requested.decoder == "gstreamer" and self.requested.decode_threads != CaptureSettings.decode_threads:
-            found = f"camera.decode_threads: {self.requested.decode_threads} beside camera.decoder: gstreamer"
-            raise CameraError(
-                "camera.option", found, "one of the two: decode_threads are FFmpeg's threads", "leave one of them out"
-            )
+    def check_accepts(self, keys: Mapping[str, object]) -> None:
+        """Raises CameraError (`camera.option`) for a key of `camera:` that has no effect on such a source.
 
-    def check_accepts(self, key: str, value: object) -> None:
-        """Raises CameraError (`camera.option`) where this key of `camera:` has no effect on such a source."""
-        kinds = _KINDS_BY_KEY[key]
-        if self.kind not in kinds:
-            found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
-            raise CameraError("camera.option", found, f"a source of kind {' or '.join(kinds)}", "leave the key out")
+        keys: those that are not at their defaults.
+        """
+        for key, value in keys.items():
+            kinds = _KINDS_BY_KEY.get(key, (self.kind,))
+            if self.kind not in kinds:
+                found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
+                raise CameraError("camera.option", found, f"a source of kind {' or '.join(kinds)}", "leave the key out")
+        if keys.get("decoder") == "gstreamer" and "decode_threads" in keys:
+            found = f"camera.decode_threads: {keys['decode_threads']} beside camera.decoder: gstreamer"
+            expected = "one of the two: decode_threads are FFmpeg's threads"
+            raise CameraError("camera.option", found, expected, "leave one of them out")
 
     def check_pixels(self, width: int, height: int) -> None:
         """Raise CameraError (`camera.pixels`) for pictures of more pixels than are allowed."""
@@ -196,9 +193,8 @@ def parse_source(text: str) -> Source:
         _check_address(text)
         return Source(kind, text)
     if kind == "csi" and not rest.isdigit():
-        raise CameraError(
-            "camera.source", f"source '{redact_location(text)}'", "csi:N with a sensor number", "e.g. csi:0"
-        )
+        found = f"source '{redact_location(text)}'"
+        raise CameraError("camera.source", found, "csi:N with a sensor number", "e.g. csi:0")
     if kind == "gst" and not re.search(r"!\s*appsink\b", rest):
         found = f"a pipeline without '! appsink': '{redact(rest)}'"
         remedy = "end it with '! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false'"
@@ -206,31 +202,16 @@ def parse_source(text: str) -> Source:
     if kind in ("csi", "gst"):
         return Source(kind, rest)
     if kind is None and rest.startswith("//"):
-        found = f"source '{redact_location(text)}'"
-        raise CameraError(
-            "camera.source", found, f"{', '.join(_KIND_BY_SCHEME)} or a path", "check the scheme at its beginning"
-        )
+        found, expected = f"source '{redact_location(text)}'", f"{', '.join(_KIND_BY_SCHEME)} or a path"
+        raise CameraError("camera.source", found, expected, "check the scheme at its beginning")
     name = rest if kind == "v4l2" else text
     path = Path(name)
-    if not name.strip() or not _exists(path):
-        found = f"no {redact_location(name).strip() or 'source'}"
-        raise CameraError(
-            "camera.missing",
-            found,
-            "a video, images or a camera at this place",
-            "check the path or address of the source",
-        )
+    if not name.strip() or not os.path.exists(name):  # also False for a name that the system does not take
+        found, remedy = f"no {redact_location(name).strip() or 'source'}", "check the path or address of the source"
+        raise CameraError("camera.missing", found, "a video, images or a camera at this place", remedy)
     if kind == "v4l2":
         return Source(kind, rest)
     return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)
-
-
-def _exists(path: Path) -> bool:
-    """Return True if there is something; no file has a name that the system does not take."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _check_address(text: str) -> None:
@@ -239,8 +220,6 @@ def _check_address(text: str) -> None:
         parts = urlsplit(text)
         if parts.hostname and len(parts.hostname) < _MOST_HOST and (parts.port is None or parts.port):
             return
-    found, expected = (
-        f"source '{redact_location(text)}'",
-        "scheme://host/path, or scheme://user:password@host:port/path",
-    )
+    found = f"source '{redact_location(text)}'"
+    expected = "scheme://host/path, or scheme://user:password@host:port/path"
     raise CameraError("camera.source", found, expected, "in a password write / as %2F, ? as %3F, # as %23, @ as %40")

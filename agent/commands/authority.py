@@ -106,18 +106,12 @@ class Authority:
             raise CommandError("command.unsigned", "no signature", "a signature by an operator's key", remedy)
         key = self.operators.signer_id(document)
         if key is None:
-            expected = (
-                f"a signature over the whole document by one of the {len(self.operators.ids)} operators' keys "
-                "that this board knows"
-            )
-            raise CommandError(
-                "command.signature", "a signature that does not match", expected, "sign it with one of these keys"
-            )
+            known = f"one of the {len(self.operators.ids)} operators' keys that this board knows"
+            found, expected = "a signature that does not match", f"a signature over the whole document by {known}"
+            raise CommandError("command.signature", found, expected, "sign it with one of these keys")
         if document.get("to") != self._to:
-            found = f"a signature for {str(document.get('to'))[:130]!a}"
-            raise CommandError(
-                "command.target", found, f"a signature for '{self._to}'", "sign a separate document for each board"
-            )
+            found, expected = f"a signature for {str(document.get('to'))[:130]!a}", f"a signature for '{self._to}'"
+            raise CommandError("command.target", found, expected, "sign a separate document for each board")
         return key
 
     def check_clock(self) -> None:
@@ -147,10 +141,9 @@ class Releases:
         self._file = StateFile(path, _RELEASES_SCHEMA, "releases.write", lambda _: None)
         versions = self._file.read(_versions)
         if versions is None and authority is not None and authority.has_keys and lexists(path):
+            found, expected = f"{path} cannot be read", "the versions of the accepted releases"
             remedy = "restore the file, or remove it if nobody can send a release older than the latest"
-            self.damage = AgentError(
-                "releases.damaged", f"{path} cannot be read", "the versions of the accepted releases", remedy
-            )
+            self.damage = AgentError("releases.damaged", found, expected, remedy)
         self._versions = versions or {}
 
     def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:
@@ -171,37 +164,26 @@ class Releases:
         if args.release is None or key is None:
             found = "no release" if args.release is None else "a release whose signature does not match"
             expected = "a release signed by a release key that this board knows; an operator's key is not one"
-            raise CommandError("command.release", found, expected, "make one with 'tared release'")
+            raise _not_released(found, expected, "make one with 'tared release'")
         try:
             release = Release.model_validate(args.release)
         except ValidationError as error:
-            found = describe_errors(error)
-            raise CommandError(
-                "command.release", found, "a release statement", "make a new release statement"
-            ) from None
+            found, remedy = describe_errors(error), "make a new release statement"
+            raise _not_released(found, "a release statement", remedy) from None
         if (release.sha256, release.size) != (args.sha256, args.size):
             found = f"a release of {release.sha256[:12]}, {release.size} bytes"
-            raise CommandError(
-                "command.release",
-                found,
-                f"a release of {args.sha256[:12]}, {args.size} bytes",
-                "send the release of this model",
-            )
+            expected = f"a release of {args.sha256[:12]}, {args.size} bytes"
+            raise _not_released(found, expected, "send the release of this model")
         if release.product != self._authority.product:
             found, expected = (
                 f"a release for {'boards of ' + name if name else 'boards without a product'}"
                 for name in (release.product, self._authority.product)
             )
-            remedy = "see commands.product, and 'tared release --product'"
-            raise CommandError("command.release", found, expected, remedy)
+            raise _not_released(found, expected, "see commands.product, and 'tared release --product'")
         if not release.issued <= release.expires or now >= release.expires:
             found = f"a release that expired {now - release.expires:.0f} s ago"
-            raise CommandError(
-                "command.release",
-                found,
-                "a release whose expiry lies ahead",
-                "sign the release again with 'tared release'",
-            )
+            remedy = "sign the release again with 'tared release'"
+            raise _not_released(found, "a release whose expiry lies ahead", remedy)
         trusted = self._authority.releases.ids
         highest = max((version for known, version in self._versions.items() if known in trusted), default=0)
         if release.version < highest:
@@ -214,6 +196,10 @@ class Releases:
         versions = {**self._versions, key: max(release.version, self._versions.get(key, 0))}
         self._file.replace({"version": release.version, "key": key, "sha256": release.sha256, "versions": versions})
         self._versions = versions
+
+
+def _not_released(found: str, expected: str, remedy: str) -> CommandError:
+    return CommandError("command.release", found, expected, remedy)
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, int]:

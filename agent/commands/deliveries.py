@@ -71,10 +71,9 @@ class StagedCalibration:
         here = self.model.sha256, self.model.observed_id
         if (facts.model, facts.observed) != here:
             found = f"a calibration of model {facts.model[:12]}, repairs {facts.observed[:12]}"
+            expected = f"a calibration of model {here[0][:12]}, repairs {here[1]}"
             remedy = "merge the histograms of boards with this model and plan"
-            raise AgentError(
-                "calibration.model", found, f"a calibration of model {here[0][:12]}, repairs {here[1]}", remedy
-            )
+            raise AgentError("calibration.model", found, expected, remedy)
         for _ in read_upload(self.path.read_bytes()):
             pass
 
@@ -170,10 +169,9 @@ class StagedModel:
             self._part.unlink(missing_ok=True)
 
     def _error(self, error: OSError) -> AgentError:
+        found, expected = f"{self._destination}: {error.strerror}", "a place where the daemon may write"
         remedy = "give the service write permission there, as in its state directory"
-        return AgentError(
-            "command.model", f"{self._destination}: {error.strerror}", "a place where the daemon may write", remedy
-        )
+        return AgentError("command.model", found, expected, remedy)
 
 
 Staged = StagedModel | StagedCalibration
@@ -208,7 +206,8 @@ class Transfer:
         if isinstance(self._source, ChunkReceiver):
             try:
                 self._source.receive(topic, payload)
-                self._verify_if_complete(self._source)
+                if self._source.is_complete:
+                    self._verify()
             except TRANSFER_ERRORS as error:
                 self.fail(self.partial.as_agent_error(error))
 
@@ -234,15 +233,12 @@ class Transfer:
 
         url = self.partial.args.url
         if url is None:
-            self._source = ChunkReceiver(self.partial, self.clock)
-            self._verify_if_complete(self._source)
+            self._source = chunks = ChunkReceiver(self.partial, self.clock)
+            if chunks.is_complete:
+                self._verify()
         else:
             self._source = download = HttpDownload(self.partial, report_percent, self.clock)
             self._run_in_thread(lambda: download.run(url), lambda _: self._verify())
-
-    def _verify_if_complete(self, chunks: ChunkReceiver) -> None:
-        if chunks.is_complete:
-            self._verify()
 
     def _verify(self) -> None:
         """Verify and stage in a thread: hashing a large file, or copying it to another disk, takes long."""
@@ -316,12 +312,8 @@ class FileReceiver(Generic[S]):
     def start(self, args: FileArgs, progress: CommandProgress) -> None:
         """Raises CommandError, AgentError for a file that may not come, or cannot."""
         if self._transfer is not None and not self._transfer.partial.progress.latest.final:
-            raise CommandError(
-                "command.busy",
-                "a file transfer under way",
-                "one file transfer at a time",
-                "wait for its end, then send the command again",
-            )
+            remedy = "wait for its end, then send the command again"
+            raise CommandError("command.busy", "a file transfer under way", "one file transfer at a time", remedy)
         stage = self.admit(args, progress)
         part = self.folder / f"{args.sha256}.part"
         try:
@@ -384,12 +376,8 @@ class ModelAdmission:
     def __call__(self, args: ModelArgs, progress: CommandProgress) -> Callable[[Path], StagedModel]:
         if not self.watched:
             found = "a source that is no live camera, or a model that was not read from a file"
-            raise CommandError(
-                "command.model",
-                found,
-                "a live camera, and a model that was read from a file",
-                "restart the daemon instead",
-            )
+            expected = "a live camera, and a model that was read from a file"
+            raise CommandError("command.model", found, expected, "restart the daemon instead")
         release = self.releases.check(args, self.clock.wall_s())
 
         def record_release() -> None:

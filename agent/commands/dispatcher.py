@@ -178,10 +178,9 @@ class CommandDispatcher:
             if self._answer_if_known(received, reply):
                 return
             if retained:
+                found, expected = "a retained command", "a command that the broker does not keep"
                 remedy = "publish commands without the retain flag, and clear the retained one"
-                error = CommandError(
-                    "command.retained", "a retained command", "a command that the broker does not keep", remedy
-                )
+                error = CommandError("command.retained", found, expected, remedy)
                 raise CommandRefused(error, received.command.id)
             progress = self._accept(received, now, reply)
         except CommandRefused as refusal:
@@ -290,13 +289,10 @@ def failure(error: TaredError) -> Failure:
 
 
 def _interrupted(command_id: str) -> CommandResult:
-    found, expected = (
-        "the daemon ended while it carried out the command",
-        "a daemon that runs until the command has ended",
-    )
-    error = AgentError(
-        INTERRUPTED, found, expected, "ask for the status first: the command may have taken effect or not"
-    )
+    found = "the daemon ended while it carried out the command"
+    expected = "a daemon that runs until the command has ended"
+    remedy = "ask for the status first: the command may have taken effect or not"
+    error = AgentError(INTERRUPTED, found, expected, remedy)
     return CommandResult(id=command_id, status="FAILED", error=failure(error))
 
 

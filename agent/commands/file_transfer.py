@@ -213,22 +213,14 @@ class ChunkReceiver:
 
 def transfer_error(what: str, found: str, expected: str) -> AgentError:
     """what: as in FileArgs; it is part of the error's code."""
-    return AgentError(
-        f"command.{what}",
-        found,
-        expected,
-        "send the command again under a new id: the transfer continues where it ended",
-    )
+    remedy = "send the command again under a new id: the transfer continues where it ended"
+    return AgentError(f"command.{what}", found, expected, remedy)
 
 
 def check_room(folder: Path, more_bytes: int, reserve_bytes: int, what: str) -> None:
     """Check that `more_bytes` leave the reserve free. Raises OSError, AgentError. what: as in FileArgs."""
     free = shutil.disk_usage(folder).free
     if free - more_bytes < reserve_bytes:
+        found = f"{free} bytes free in {folder}"
         expected = f"{more_bytes} bytes more than store.reserve_bytes, {reserve_bytes}"
-        raise AgentError(
-            f"command.{what}",
-            f"{free} bytes free in {folder}",
-            expected,
-            "free some space, then send the command again",
-        )
+        raise AgentError(f"command.{what}", found, expected, "free some space, then send the command again")

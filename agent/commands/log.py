@@ -278,8 +278,7 @@ class CommandLog:
     def _check(self) -> None:
         """Check that all rows can be read; else move the file aside and raise its AgentError."""
         with self._transaction("read") as db:
-            sound = db.execute("PRAGMA quick_check").fetchone() == ("ok",)
-            sound = sound and _all_read(db)
+            sound = db.execute("PRAGMA quick_check").fetchone() == ("ok",) and _all_read(db)
         if not sound:
             self._replay_guard.note_log_lost()
             raise self._database.set_aside("its tables are not those of a log of commands")
@@ -289,10 +288,8 @@ def _is_missing(path: Path) -> bool:
     """Return False also for a folder that may not be read: the file may be there."""
     try:
         path.lstat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Settings:
 
     def reported(self, error: AgentError | None = None) -> Reported:
         """Return the values in force; error: the reason for which the newest `desired` is not."""
-        values = {key: _value(self.config, key) for key in LIVE}
+        values = {key: attrgetter(key)(self.config) for key in LIVE}
         return Reported(version=self.version, values=values, error=failure(error) if error is not None else None)
 
     def set(self, values: Mapping[str, JsonValue], authorisation: Authorisation, whole: bool = False) -> None:
@@ -98,10 +99,8 @@ class Settings:
         Raises AgentError: `settings.write`.
         """
         if authorisation.version <= self.version:
-            found, expected = (
-                f"version {authorisation.version}",
-                f"a version above {self.version}, the version in force",
-            )
+            found = f"version {authorisation.version}"
+            expected = f"a version above {self.version}, the version in force"
             raise CommandError("command.version", found, expected, "send the settings with a higher version")
         requested = {**({} if whole else self._values), **values}
         requested = {key: value for key, value in requested.items() if value is not None}
@@ -133,12 +132,6 @@ class Settings:
         return True
 
 
-def _value(config: Config, key: str) -> JsonValue:
-    section, _, name = key.rpartition(".")
-    value: JsonValue = getattr(getattr(config, section) if section else config, name)
-    return value
-
-
 def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
     """Return the configuration with these values, validated. Raises CommandError (`command.set`)."""
     content = dict(config)
@@ -158,7 +151,7 @@ def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
             found, expected = f"{key} {values[key]}", "false, or null for the value of config.yaml"
             raise CommandError("command.set", found, expected, "let the board's owner set it in config.yaml")
     for key in _BOUNDS.keys() & values.keys():
-        (least, most), bounded = _BOUNDS[key], _value(config, key)
+        (least, most), bounded = _BOUNDS[key], attrgetter(key)(config)
         if not isinstance(bounded, (int, float)) or not least <= bounded <= most:
             raise CommandError("command.set", f"{key} {bounded}", f"{least:g} to {most:g}", "correct it")
     return config

@@ -71,6 +71,14 @@ _ENGINE = {
 }
 _FIRST_FRAME = {"capture_ts": "Capture time in seconds of the first frame that the engine answered, or null."}
 _POLICY = {"policy": "Policy of the engine that serves now; absent if it has none."}
+_SWAPPED = {
+    "seconds": "Wall time in seconds from the trigger to the swap.",
+    "fidelity": "Fidelity of the new engine on the held-out frames of the job, 0 to 1.",
+    "fidelity_before": "Fidelity of the previous engine on the same frames.",
+    "skipped": "Frames that nobody took between the last one of the previous engine and the first of the new.",
+    "latency_ms": "Median latency of the new engine in the job, in milliseconds.",
+    "latency_float_ms": "Median latency of the float engine on the same frames; null if INT8 had served.",
+}
 _BACK = {"state": "`back`"}
 
 EVENTS: Mapping[EventKind, EventFacts] = {
@@ -174,12 +182,7 @@ EVENTS: Mapping[EventKind, EventFacts] = {
         {
             **_FIRST_FRAME,
             **_ENGINE,
-            "seconds": "Wall time in seconds from the trigger to the swap.",
-            "fidelity": "Fidelity of the new engine on the held-out frames of the job, 0 to 1.",
-            "fidelity_before": "Fidelity of the previous engine on the same frames.",
-            "skipped": "Frames that nobody took between the last one of the previous engine and the first of the new.",
-            "latency_ms": "Median latency of the new engine in the job, in milliseconds.",
-            "latency_float_ms": "Median latency of the float engine on the same frames; null if INT8 had served.",
+            **_SWAPPED,
             **_POLICY,
         },
         is_alarm=True,
@@ -210,12 +213,7 @@ EVENTS: Mapping[EventKind, EventFacts] = {
             "suffered": "Frames that were answered late or wrongly, or would have been.",
             "missed": "Frames that nobody took during the probation.",
             "message": "The error in a sentence.",
-            "seconds": "As in `swap`.",
-            "fidelity": "As in `swap`.",
-            "fidelity_before": "As in `swap`.",
-            "skipped": "As in `swap`.",
-            "latency_ms": "As in `swap`.",
-            "latency_float_ms": "As in `swap`.",
+            **dict.fromkeys(_SWAPPED, "As in `swap`."),
             **_POLICY,
         },
         is_alarm=True,

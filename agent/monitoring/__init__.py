@@ -19,7 +19,7 @@ How a served frame passes through the mechanisms that say how often, all of them
 
 Public names:
     accuracy:       LabelsError, LiveAccuracy, Truth, accuracy_bound
-    audit:          AuditedReference, AuditEvidence, Mismatch
+    audit:          AuditEvidence, FrameAuditor, Mismatch, ReferenceAudit
     camera_monitor: CameraMonitor, CameraState, CameraStates, least_faithful
     causes:         Explanation
     class_losses:   LostClass

@@ -11,8 +11,9 @@ import bisect
 import statistics
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NoReturn
 
 import numpy as np
@@ -105,12 +106,10 @@ class RecentAnswers:
             del self._by_ts[bisect.bisect_left(self._by_ts, (oldest.ts, oldest.frame))]
             self.nbytes -= oldest.nbytes
 
-    def after(self, frame: int) -> Iterator[RecentAnswer]:
-        """Yield the answers to frames of higher ids, the newest first."""
-        for known in reversed(self._by_frame):
-            if known <= frame:
-                return
-            yield self._by_frame[known]
+    def after(self, frame: int) -> list[RecentAnswer]:
+        """Return the answers to frames of higher ids, the oldest first."""
+        newer = takewhile(lambda known: known > frame, reversed(self._by_frame))
+        return [self._by_frame[known] for known in newer][::-1]
 
     def at_frame(self, frame: int) -> RecentAnswer:
         """Return the answer to a frame. Raises LabelsError: `labels.late`, `labels.unknown`."""
@@ -200,7 +199,7 @@ class LiveAccuracy:
         """
         with self._lock:
             self._receive()
-            for answer in reversed(list(self.answers.after(self._recorded_to))):
+            for answer in self.answers.after(self._recorded_to):
                 self._recorded_to = answer.frame
                 truth = labels.get(answer.frame, self._unnamed)
                 if truth is not None:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pydantic
+from pydantic import ConfigDict, NonNegativeInt
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, FaultLog
@@ -75,9 +78,9 @@ class AuditedFrame:
     in_batch: Mapping[str, Array] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True))
 class Mismatch:
-    """The worst difference of one frame.
+    """The worst difference of one frame. Raises ValueError for the fields of a damaged file.
 
     noise: Its power over the allowed one. output: Of the model. sqnr_db, allowed_db: Signal to difference, and the
     least that the arithmetic explains, in dB. tensor: The first inside the graph whose values differ by more than
@@ -89,7 +92,7 @@ class Mismatch:
     sqnr_db: float
     allowed_db: float
     camera: str = ""
-    frame: int = 0
+    frame: NonNegativeInt = 0
     ts: float = 0.0
     tensor: str = ""
     is_in_batch: bool = False
@@ -112,16 +115,18 @@ class FrameAuditor:
     def audit(self, frame: AuditedFrame) -> Mismatch:
         """Return the worst difference, whether it is allowed or not. Raises EngineError as ONNX Runtime does."""
         right = self._run(self._graph, frame.tensor)
-        if not self._smooth:
-            return self._decoded(frame, right)
-        rounded = self._run(round_products(self._graph, self._bits), frame.tensor)
-        differences = [
-            _difference(name, right[name], found[name], rounded[name], is_in_batch)
-            for is_in_batch, found in ((False, frame.outputs), (True, frame.in_batch))
-            if found
-            for name in self._smooth
-        ]
-        return _located(frame, max(differences, key=lambda each: each.noise))
+        if self._smooth:
+            rounded = self._run(round_products(self._graph, self._bits), frame.tensor)
+            differences = [
+                _difference(name, right[name], found[name], rounded[name], is_in_batch)
+                for is_in_batch, found in ((False, frame.outputs), (True, frame.in_batch))
+                if found
+                for name in self._smooth
+            ]
+            worst = max(differences, key=lambda each: each.noise)
+        else:
+            worst = self._decoded(frame, right)
+        return replace(worst, camera=frame.camera, frame=frame.number, ts=frame.ts)
 
     def locate(self, frame: AuditedFrame) -> str:
         """Return the first tensor whose histogram differs by more than rounding explains; empty if none does."""
@@ -142,7 +147,7 @@ class FrameAuditor:
         answer, found = (task.decode(outputs, frame.tensor.shape) for outputs in (right, frame.outputs))
         loss = 1.0 - fidelity(found, answer, self._spec.min_sqnr_db).value
         noise = min(loss / _FLIPS, NoiseDetector.GROSS)
-        return _located(frame, Mismatch(noise, "the decoded answer", _db(loss), _db(_FLIPS)))
+        return Mismatch(noise, "the decoded answer", _db(loss), _db(_FLIPS))
 
     def _run(self, graph: onnx.ModelProto, tensor: Array) -> dict[str, Array]:
         with closing(OnnxRuntimeEngine(graph.SerializeToString(), threads=1)) as engine:
@@ -151,10 +156,6 @@ class FrameAuditor:
     def _observe(self, graph: onnx.ModelProto, tensor: Array) -> Mapping[str, AbsHistogram]:
         with closing(OnnxRuntimeObserver(graph, self._taps, threads=1)) as observer:
             return observer.observe(tensor).histograms
-
-
-def _located(frame: AuditedFrame, mismatch: Mismatch) -> Mismatch:
-    return replace(mismatch, camera=frame.camera, frame=frame.number, ts=frame.ts)
 
 
 def _difference(name: str, right: Array, found: Array, rounded: Array, is_in_batch: bool) -> Mismatch:
@@ -191,8 +192,8 @@ def _distance(one: AbsHistogram, other: AbsHistogram) -> float:
 class ReferenceAudit(threading.Thread):
     """Audit the frames that are offered, one at a time, until the reference is found wrong; then end.
 
-    The evidence outlives a restart, in a file: a fault in one frame of a hundred takes hours to prove.
-    `audited` counts frames; `mismatch` is the difference that raised the alarm, None as long as there is none.
+    The evidence outlives a restart, in a file: a fault in one frame of a hundred takes hours to prove. It counts the
+    audited frames, and has the mismatch that raised the alarm, None as long as there is none.
     """
 
     def __init__(
@@ -211,50 +212,37 @@ class ReferenceAudit(threading.Thread):
         super().__init__(name="audit", daemon=True)
         self._auditor = auditor
         self._interval = RandomInterval(period_s)
-        self._evidence = evidence
+        self.evidence = evidence
         self._on_mismatch = on_mismatch
         self._clock = clock
         self._faults = FaultLog(log)
-        # Guarded by _handover.
-        self._handover = threading.Condition()
-        self._offered: AuditedFrame | None = None
-        self._idle = True
+        self._offered: queue.SimpleQueue[AuditedFrame | None] = queue.SimpleQueue()  # None: the end
+        self._is_free = True  # no offered frame waits or is under way
         self._stopped = False
         self._rested_s = 0.0  # monotonic time from which on its share of a core is kept
 
-    @property
-    def audited(self) -> int:
-        return self._evidence.audited
-
-    @property
-    def mismatch(self) -> Mismatch | None:
-        return self._evidence.mismatch
-
     def is_due(self, ts: float) -> bool:
         """Return whether the frame of capture time `ts` is one to audit, and the previous one is done."""
-        with self._handover:
-            is_free = self._idle and self._offered is None and self._clock.monotonic_s() >= self._rested_s
-        return is_free and self.mismatch is None and self._interval.due(ts)
+        is_free = self._is_free and self._clock.monotonic_s() >= self._rested_s
+        return is_free and self.evidence.mismatch is None and self._interval.due(ts)
 
     def offer(self, frame: AuditedFrame) -> None:
         """Audit this frame; its arrays are copied, and the caller goes on at once."""
-        with self._handover:
-            self._offered = frame
-            self._handover.notify()
+        self._is_free = False
+        self._offered.put(frame)
 
     def stop(self) -> None:
         """End the thread after the frame in hand, and wait for its end.
 
         Python ends a daemon thread that comes back from ONNX Runtime while the process ends, and that aborts it.
         """
-        with self._handover:
-            self._stopped = True
-            self._handover.notify()
+        self._stopped = True
+        self._offered.put(None)
         self.join()
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        for frame in self._frames():
+        while (frame := self._offered.get()) is not None and not self._stopped:
             begun_s, cpu_s = self._clock.monotonic_s(), time.thread_time()
             try:
                 mismatch = self._auditor.audit(frame)
@@ -262,15 +250,16 @@ class ReferenceAudit(threading.Thread):
                     return
                 if mismatch.noise > 1.0:
                     log.warning("event=audit frame=%d noise_db=%.1f", frame.number, 10.0 * math.log10(mismatch.noise))
-                self._evidence.add(mismatch)
-                if self.mismatch is not None:
-                    self._evidence.locate(self._locate(frame))
-                    self._on_mismatch(self.mismatch)
+                self.evidence.add(mismatch)
+                if self.evidence.mismatch is not None:
+                    self.evidence.locate(self._locate(frame))
+                    self._on_mismatch(self.evidence.mismatch)
                     return
             except Exception as error:  # whatever it is, it costs this frame alone
                 self._faults.note("audit", error)
             finally:
                 self._rested_s = begun_s + (time.thread_time() - cpu_s) / _SHARE
+                self._is_free = True
 
     def _locate(self, frame: AuditedFrame) -> str:
         try:
@@ -278,32 +267,6 @@ class ReferenceAudit(threading.Thread):
         except Exception as error:  # the reference is wrong all the same
             self._faults.note("locate", error)
             return ""
-
-    def _frames(self) -> Iterator[AuditedFrame]:
-        while True:
-            with self._handover:
-                self._idle = True
-                self._handover.wait_for(lambda: self._offered is not None or self._stopped)
-                frame, self._offered, self._idle = self._offered, None, False
-                if self._stopped or frame is None:
-                    return
-            yield frame
-
-
-@dataclass(frozen=True)
-class AuditedReference:
-    """Makes the audit of a model's reference. evidence: for it and against it, from earlier processes too."""
-
-    model: Model
-    period_s: float
-    evidence: AuditEvidence
-    on_mismatch: Callable[[Mismatch], None]
-    clock: Clock = SYSTEM_CLOCK
-
-    def __call__(self, product_bits: int) -> ReferenceAudit:
-        """product_bits: as in engines.interface.Observer."""
-        auditor = FrameAuditor(self.model, product_bits)
-        return ReferenceAudit(auditor, self.period_s, self.evidence, self.on_mismatch, clock=self.clock)
 
 
 class AuditEvidence:
@@ -364,20 +327,7 @@ class AuditEvidence:
             return
         audited, kept = count(document["audited"]), document["mismatch"]
         if kept is not None:
-            self.audited, self.mismatch, self.is_answered = audited, _parse_mismatch(kept), document["answered"] is True
+            self.audited, self.mismatch, self.is_answered = audited, Mismatch(**kept), document["answered"] is True
             return
         self.detector.restore(document["detector"])
         self.audited = audited
-
-
-def _parse_mismatch(kept: Mapping[str, Any]) -> Mismatch:
-    """Return a mismatch as asdict gave it. Raises TypeError, ValueError for anything else."""
-    found = Mismatch(**kept)
-    numbers, words = (
-        (found.noise, found.sqnr_db, found.allowed_db, found.ts),
-        (found.output, found.camera, found.tensor),
-    )
-    is_sound = all(isinstance(each, (int, float)) for each in numbers) and all(isinstance(each, str) for each in words)
-    if not (is_sound and isinstance(found.is_in_batch, bool) and count(found.frame) == found.frame):
-        raise ValueError("a mismatch that no audit has found")
-    return found

@@ -12,13 +12,14 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from agent.collection.collection import SharedCollection
 from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.state_files import parse_or_none
 from agent.config import Config
 from agent.monitoring.causes import LIGHT, Appearance, AppearanceHistory, Explanation, Relighting, explanation
 from agent.monitoring.class_losses import ClassLosses, LostClass
@@ -210,16 +211,12 @@ class CameraMonitor:
             if recalled is not None:
                 self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
                 try:
-                    if recalled.drift is not None:
-                        self._drift.restore(recalled.drift)
+                    if recalled.parts["drift"] is not None:
+                        self._drift.restore(recalled.parts["drift"])
                 except CalibrationError:  # evidence that was weighed under other settings
                     self._start_fidelity(since)
-                if recalled.classes is not None:
-                    with suppress(CalibrationError, AttributeError, KeyError, TypeError, ValueError):
-                        self._classes.restore(recalled.classes)
-                if recalled.appearances is not None:
-                    with suppress(TypeError, ValueError):
-                        self._appearance.restore(recalled.appearances)
+                for part, restore in (("classes", self._classes.restore), ("appearances", self._appearance.restore)):
+                    parse_or_none(partial(restore, recalled.parts[part]))  # as new, if it was not kept or is damaged
             self._drift_name = self._drift.state.state
             self._alert_collection()
 
@@ -292,7 +289,7 @@ class CameraMonitor:
     def history(self) -> list[tuple[float, float]]:
         """(capture time, fidelity) of the newest frames on which a calibrated engine was observed."""
         with self._lock:
-            return self._fidelity.history
+            return self._fidelity.newest()
 
     def add(
         self,
@@ -333,8 +330,10 @@ class CameraMonitor:
             kept = self._classes.values // _KEPT_EVERY
             self._classes.add(served.frame.id, ts, served.result, reference)
             if self._classes.values // _KEPT_EVERY > kept:
-                self._evidence.note_classes(self._classes.state())
-            self._add_appearance(reference)
+                self._evidence.note("classes", self._classes.state())
+            features = self._view.features  # the newest frame's
+            if features and self._appearance.add(Appearance.from_features(features, _confidence(reference))):
+                self._evidence.note("appearances", self._appearance.state())
             if drift.update(ts, observation.histograms):
                 self._end_block(ts, drift)
             state = drift.state
@@ -358,20 +357,6 @@ class CameraMonitor:
             if seen is not None:
                 self._relighting = None
                 self._explain(self._drift, self._drift.gain_on(seen))
-
-    def _add_appearance(self, reference: Prediction) -> None:
-        """Add the appearance of the newest frame, which the view monitor has just measured."""
-        if self._view.features is None:
-            return
-        if self._appearance.add(Appearance.from_features(self._view.features, _confidence(reference))):
-            self._evidence.note_appearance(self._appearance.state())
-
-    def _seek_causes(self, drift: DriftMonitor) -> None:
-        """Explain an alarm, at once unless other light has to be tried out first."""
-        if self._appearance.changes[0].cause == LIGHT:
-            self._relighting = Relighting(self._appearance.relighting)
-        else:
-            self._explain(drift, None)
 
     def _explain(self, drift: DriftMonitor, relit_db: float | None) -> None:
         """Put the remedies for an alarm beside each other."""
@@ -402,7 +387,7 @@ class CameraMonitor:
     def _end_block(self, ts: float, drift: DriftMonitor) -> None:
         """Note a block that ended at capture time `ts`. An alarm begins another scene, and so does its end."""
         last, self._drift_name = self._drift_name, drift.state.state
-        self._evidence.note_block(drift.saved_state())
+        self._evidence.note("drift", drift.saved_state())
         if last != self._drift_name:
             self._drift_since = ts
             self._relighting = self._explanation = None
@@ -411,7 +396,10 @@ class CameraMonitor:
             self._alert_collection()
         # Also where the alarm has outlived a process.
         if self._drift_name == "alarm" and self._relighting is None and self._explanation is None:
-            self._seek_causes(drift)
+            if self._appearance.changes[0].cause == LIGHT:  # other light has to be tried out first
+                self._relighting = Relighting(self._appearance.relighting)
+            else:
+                self._explain(drift, None)
 
     def _start_fidelity(self, ts: float) -> None:
         self._drift_since = ts

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, astuple, dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AllowInfNan, Field, StrictFloat, TypeAdapter
 
-from agent.common.state_files import finite
 from agent.monitoring.view import FrameFeatures
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.statistics.evidence import Interval
@@ -33,6 +33,7 @@ _CHANGES = {"light": 0.2, "contrast": 0.3, "noise": 0.2, "blur": 0.35}
 _LEAST = 1e-3
 _UNSURE = 0.8  # fraction of the confidence that the float model had
 LIGHT, CONTENT = "light", "content"
+_Finite = Annotated[StrictFloat, AllowInfNan(False)]
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,20 @@ class Appearance:
     confidence: of the float model's surest answer, in [0, 1]; NaN where it found nothing.
     """
 
-    luminance: float
-    contrast: float
-    noise: float
-    sharpness: float
-    confidence: float
+    luminance: _Finite
+    contrast: _Finite
+    noise: _Finite
+    sharpness: _Finite
+    confidence: StrictFloat
 
     @classmethod
     def from_features(cls, features: FrameFeatures, confidence: float) -> Appearance:
         luminance = max(features.luminance, 1.0)
         contrast = float(features.layout.std()) / luminance
         return cls(luminance, contrast, features.noise, features.sharpness, confidence)
+
+
+_FIRST = TypeAdapter(Annotated[list[Appearance], Field(min_length=_FRAMES, max_length=_FRAMES)])
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class AppearanceHistory:
         """The changes, the likeliest cause first; content alone if nothing else has changed."""
         if not self._first:
             return (Change(CONTENT, 0.0),)
-        before, now = (_median(appearances) for appearances in (self._first, self._newest))
-        light, contrast, noise, sharpness = (_octaves(now[key], before[key]) for key in _KEYS)
+        before, now = self._medians
+        light, contrast, noise, sharpness, _ = map(_octaves, astuple(now), astuple(before))
         sizes = {"light": light, "contrast": min(contrast, 0.0), "noise": max(noise, 0.0), "blur": min(sharpness, 0.0)}
         if abs(light) >= _CHANGES[LIGHT]:  # light that saturates flattens, and dark frames are noisy
             sizes |= {"contrast": 0.0, "noise": 0.0}
@@ -98,41 +102,34 @@ class AppearanceHistory:
     @property
     def relighting(self) -> float:
         """The factor that gives the newest frames the light of the first ones."""
-        before, now = (_median(appearances) for appearances in (self._first, self._newest))
-        return before["luminance"] / now["luminance"]
+        before, now = self._medians
+        return before.luminance / now.luminance
 
     @property
     def confidences(self) -> tuple[float, float]:
         """The float model's confidence in the beginning and now; NaN where it found nothing."""
-        before, now = (_median(appearances) for appearances in (self._first, self._newest))
-        return before["confidence"], now["confidence"]
+        before, now = self._medians
+        return before.confidence, now.confidence
+
+    @property
+    def _medians(self) -> tuple[Appearance, Appearance]:
+        return _median(self._first), _median(self._newest)
 
     def state(self) -> list[dict[str, float]]:
         """Return those of the first frames, in JSON's types."""
         return [asdict(each) for each in self._first]
 
     def restore(self, state: Any) -> None:
-        """Go on with the first frames that an earlier process saw. Raises TypeError, ValueError for anything else."""
-        if not isinstance(state, list) or len(state) != _FRAMES:
-            raise ValueError(f"not the first {_FRAMES} frames")
-        first = [Appearance(**each) for each in state]
-        for each in first:
-            for value in (each.luminance, each.contrast, each.noise, each.sharpness):
-                finite(value)
-            if not isinstance(each.confidence, float):
-                raise ValueError(f"{each.confidence!r} in place of a confidence")
-        self._first = first
+        """Go on with the first frames that an earlier process saw. Raises ValueError for anything else."""
+        self._first = _FIRST.validate_python(state)
 
 
-_KEYS = ("luminance", "contrast", "noise", "sharpness")
-
-
-def _median(appearances: Any) -> dict[str, float]:
-    rows = np.array([list(asdict(each).values()) for each in appearances], np.float64)
-    with np.errstate(all="ignore"):
-        found = np.median(rows[:, :4], axis=0).tolist()
-    seen = rows[:, 4][~np.isnan(rows[:, 4])]
-    return dict(zip((*_KEYS, "confidence"), [*found, float(np.median(seen)) if seen.size else math.nan], strict=True))
+def _median(appearances: Collection[Appearance]) -> Appearance:
+    """Return the median of each number; of the confidence where something was found."""
+    *figures, confidences = np.array([astuple(each) for each in appearances], np.float64).T
+    seen = confidences[~np.isnan(confidences)]
+    medians = [*np.median(figures, axis=1).tolist(), float(np.median(seen)) if seen.size else math.nan]
+    return Appearance(*medians)
 
 
 def _octaves(now: float, before: float) -> float:
@@ -182,22 +179,22 @@ def explanation(
             said.
     """
     changes = history.changes
-    remedies = [Remedy("recalibrate", recalibration_db), Remedy("raise precision", raised_db)]
-    remedies += [
-        Remedy("switch regime", recalibration_db - still_db, artefact)
+    gains_db = [("recalibrate", recalibration_db, ""), ("raise precision", raised_db, "")]
+    gains_db += [
+        ("switch regime", recalibration_db - still_db, artefact)
         for artefact, still_db in regimes_db.items()
         if still_db < recalibration_db
     ]
     if relit_db is not None:
-        remedies.append(Remedy("restore exposure", recalibration_db - relit_db))
+        gains_db.append(("restore exposure", recalibration_db - relit_db, ""))
+    by_gain = sorted(gains_db, key=lambda each: -each[1])
+    figures = [Remedy(remedy, gain_db, detail, expected_gain(gain_db)) for remedy, gain_db, detail in by_gain]
+    rest = []
     if any(change.cause == "blur" for change in changes):
-        remedies.append(Remedy("clean or focus the lens", None, "fine detail is lost, and no scale restores it"))
+        rest.append(Remedy("clean or focus the lens", None, "fine detail is lost, and no scale restores it"))
     before, now = history.confidences
     if is_faithful and now < _UNSURE * before:
-        remedies.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
-    by_gain = sorted((each for each in remedies if each.gain_db is not None), key=lambda each: -(each.gain_db or 0.0))
-    figures = [replace(each, gain=expected_gain(each.gain_db or 0.0)) for each in by_gain]
-    rest = tuple(each for each in remedies if each.gain_db is None)
+        rest.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
     needs_hands = changes[0].cause == "blur"
     return Explanation(changes, (*rest, *figures) if needs_hands else (*figures, *rest))
 

@@ -168,10 +168,7 @@ class Regime:
         cls, artefact: str, calibration: Calibration, scales: Mapping[str, float], weights: Mapping[str, float]
     ) -> Regime:
         """scales: those that serve, where a plan has chosen otherwise than the calibration."""
-        noise = tensor_noise(calibration.histograms, [scales])
-        totals = noise.ratios.sum(axis=2).tolist()
-        own = {name: (present, least) for name, (present, least) in zip(noise.names, totals, strict=True)}
-        return cls(artefact, dict(scales), dict(weights), own)
+        return cls(artefact, dict(scales), dict(weights), _own_noise(calibration.histograms, scales))
 
     @classmethod
     def from_scene(cls, histograms: Mapping[str, AbsHistogram]) -> Regime:
@@ -180,11 +177,7 @@ class Regime:
         Watching it says how far a later scene is from this one, in dB.
         """
         scales = best_scales(histograms)
-        noise = tensor_noise(histograms, [scales])
-        totals = noise.ratios.sum(axis=2).tolist()
-        own = {
-            name: (present, least) for name, (present, least) in zip(noise.names, totals, strict=True) if least > 0.0
-        }
+        own = {name: noise for name, noise in _own_noise(histograms, scales).items() if noise[1] > 0.0}
         weights = {name: 1.0 / present for name, (present, _) in own.items()}
         return cls("scene", {name: scales[name] for name in own}, weights, own)
 
@@ -199,6 +192,12 @@ class Regime:
             for which in (0, 1)
         )
         return 10.0 * math.log10(present / least) if least > 0.0 else 0.0
+
+
+def _own_noise(histograms: Mapping[str, AbsHistogram], scales: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    noise = tensor_noise(histograms, [scales])
+    totals = noise.ratios.sum(axis=2).tolist()
+    return {name: (present, least) for name, (present, least) in zip(noise.names, totals, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -397,12 +396,10 @@ class DriftMonitor:
         Raises CalibrationError: `drift.tensors` for histograms of another model.
         """
         if self.serving.weights and histograms.keys().isdisjoint(self.serving.weights):
-            raise CalibrationError(
-                "drift.tensors",
-                f"histograms of {len(histograms)} tensors, such as {sorted(histograms)[:1]}",
-                "those of the tensors that the engine in service has in INT8",
-                "restart the daemon: the observed model is not the model in service",
-            )
+            found = f"histograms of {len(histograms)} tensors, such as {sorted(histograms)[:1]}"
+            expected = "those of the tensors that the engine in service has in INT8"
+            remedy = "restart the daemon: the observed model is not the model in service"
+            raise CalibrationError("drift.tensors", found, expected, remedy)
         first, last = self._blocks.place(ts)
         if first:
             self._block, self._frames = {}, 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -220,13 +220,8 @@ class FidelityRecord:
             self._history.extend((ts, value))
             del self._history[: -2 * _HISTORY]
 
-    @property
-    def history(self) -> list[tuple[float, float]]:
+    def newest(self, count: int = _HISTORY) -> list[tuple[float, float]]:
         """(capture time, fidelity) of the newest frames that are not empty; `state` does not hold them."""
-        return list(zip(self._history[::2], self._history[1::2], strict=True))
-
-    def newest(self, count: int) -> list[tuple[float, float]]:
-        """(capture time, fidelity) of at most so many of the newest frames that are not empty."""
         newest = self._history[-2 * count :]
         return list(zip(newest[::2], newest[1::2], strict=True))
 
@@ -252,16 +247,15 @@ def mean_interval(total: float, n: int, error: float = _ERROR) -> Interval:
         return _NOTHING
     mean = min(max(total / n, 0.0), 1.0)
     most = math.log(2.0 / error) / n
-    low = _outermost(lambda m: _relative_entropy(mean, m) <= most, mean, 0.0)
-    high = _outermost(lambda m: _relative_entropy(mean, m) <= most, mean, 1.0)
-    return Interval(mean, low, high, n)
+    return Interval(mean, _outermost(mean, most, 0.0), _outermost(mean, most, 1.0), n)
 
 
-def _outermost(kept: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Return the end of the interval of means that are kept, by bisection, rounded outwards."""
+def _outermost(mean: float, most: float, outside: float) -> float:
+    """Return the mean that is kept furthest towards `outside`, by bisection, rounded outwards."""
+    inside = mean
     for _ in range(_HALVINGS):
         middle = (inside + outside) / 2.0
-        if kept(middle):
+        if _relative_entropy(mean, middle) <= most:
             inside = middle
         else:
             outside = middle

@@ -13,40 +13,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from agent.common.errors import AgentError
 from agent.common.state_files import Journal, count, finite, parse_or_none, share
+from agent.monitoring.estimates import FidelityRecord, SinceStartBySecond
 from engines.store.artefact import fingerprint
 
 _SCHEMA = 2
 _ROW = "row "
+_PARTS = ("drift", "classes", "appearances")  # whose states are kept beside the mean
 _LINES = 5000  # after which the file is compacted: hours at the normal pace, and less than a second to read
 
-
-class Mean(Protocol):
-    """The mean that is kept: FidelityRecord or SinceStartBySecond of agent/monitoring/estimates.py."""
-
-    def start(self, since: float) -> None: ...
-
-    def add(self, ts: float, value: float | None) -> None: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+Mean = FidelityRecord | SinceStartBySecond  # what can be kept
 
 
 @dataclass(frozen=True)
 class RecalledEvidence:
-    """drift: `DriftMonitor.saved_state`, None before the first block. since: capture time of the latest start.
+    """since: capture time of the latest start. parts: the states that `note` has kept; None before the first of one."""
 
-    classes: `ClassLosses.state`, appearances: `AppearanceHistory.state`; None before the first of them was kept.
-    """
-
-    drift: Mapping[str, Any] | None
     since: float
-    classes: Mapping[str, Any] | None = None
-    appearances: Sequence[Any] | None = None
+    parts: Mapping[str, Any]
 
 
 class EvidenceFile:
@@ -92,23 +79,25 @@ class EvidenceFile:
         if self._journal is not None:
             with self._writing():
                 if recalled is None:
-                    for key in ("drift", "classes", "appearances"):
-                        self._journal.values.pop(key, None)
+                    for part in _PARTS:
+                        self._journal.values.pop(part, None)
                     self._journal.shorten()  # before the next engine is named: no kill may leave it with this drift
                 self._compact(self._journal, mean)
         return recalled
 
-    def note_block(self, drift: Mapping[str, Any]) -> None:
-        """Keep the state of the drift monitor at the end of a block."""
-        self._put("drift", dict(drift))
+    def note(self, part: str, state: Any) -> None:
+        """Keep the newest state of a part, in JSON's types.
 
-    def note_classes(self, classes: Mapping[str, Any]) -> None:
-        """Keep the losses of the classes."""
-        self._put("classes", dict(classes))
-
-    def note_appearance(self, first: Sequence[Any]) -> None:
-        """Keep the appearance of the frames that the engine answered first."""
-        self._put("appearances", list(first))
+        drift: `DriftMonitor.saved_state` at the end of a block. classes: `ClassLosses.state`. appearances:
+        `AppearanceHistory.state`, of the frames that the engine answered first.
+        """
+        if self._journal is None or self._mean is None:
+            return
+        with self._writing():
+            self._journal.put(part, state)
+            self._lines += 1
+            if self._lines > _LINES:
+                self._compact(self._journal, self._mean)
 
     def note_frame(self, ts: float, value: float | None) -> None:
         """Keep a value that the mean has added."""
@@ -145,21 +134,11 @@ class EvidenceFile:
                 self._since = finite(ts)
                 mean.start(self._since)
         self._engine, self._next = engine, max([first, *(number + 1 for number in rows)])
-        drift, classes, appearances = (cast("Any", journal.get(key)) for key in ("drift", "classes", "appearances"))
-        return RecalledEvidence(drift, self._since, classes, appearances)
+        return RecalledEvidence(self._since, {part: journal.get(part) for part in _PARTS})
 
     def _put_row(self, row: list[float | None]) -> None:
         number, self._next = self._next, self._next + 1
-        self._put(f"{_ROW}{number}", row)
-
-    def _put(self, key: str, value: Any) -> None:
-        if self._journal is None or self._mean is None:
-            return
-        with self._writing():
-            self._journal.put(key, value)
-            self._lines += 1
-            if self._lines > _LINES:
-                self._compact(self._journal, self._mean)
+        self.note(f"{_ROW}{number}", row)
 
     def _compact(self, journal: Journal, mean: Mean) -> None:
         """Replace the rows by what they add up to; after a kill in between, `next` says which of them that has."""
@@ -191,9 +170,5 @@ def remove_other_files(
             if path not in kept and re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
                 path.unlink(missing_ok=True)
     except OSError as error:
-        found = f"{error.filename}: {error.strerror}"
-        on_error(
-            AgentError(
-                "memory.write", found, "a writable state directory", "remove the file, or correct its permissions"
-            )
-        )
+        found, remedy = f"{error.filename}: {error.strerror}", "remove the file, or correct its permissions"
+        on_error(AgentError("memory.write", found, "a writable state directory", remedy))

@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
 
 from agent.common.errors import AgentError
-from agent.common.state_files import parse_or_none
 from agent.common.timing import thinned
 from engines.store.files import read_regular, replace_files
 
@@ -25,6 +27,15 @@ FILE = "history.jsonl"
 _SPACING_S = 5.0  # capture time between two rows
 _MOST_ROWS = 2000  # 400 kB
 _OWNER_ONLY = 0o600
+
+
+def _three_or_none(figures: Sequence[float]) -> Sequence[float]:
+    if len(figures) not in (0, 3):
+        raise ValueError("estimate, low and high, or nothing")
+    return figures
+
+
+Figures = Annotated[Sequence[FiniteFloat], AfterValidator(_three_or_none)]
 
 
 @dataclass(frozen=True)
@@ -37,15 +48,18 @@ class HistoryRow:
     low, high).
     """
 
-    ts: float
+    ts: FiniteFloat
     camera: str
     engine: str
     is_int8: bool
-    fidelity: Sequence[float] = ()
-    accuracy: Sequence[float] = ()
+    fidelity: Figures = ()
+    accuracy: Figures = ()
     drift: str = ""
-    gain_db: float | None = None
-    gain: Sequence[float] = ()
+    gain_db: FiniteFloat | None = None
+    gain: Figures = ()
+
+
+_ROW = TypeAdapter(HistoryRow)
 
 
 class History:
@@ -75,18 +89,16 @@ class History:
             if is_again:
                 replace_files({self._path: text.encode()}, mode=_OWNER_ONLY)
             else:
-                with open(self._path, "a", encoding="utf-8", opener=_open_private) as file:
+                with open(self._path, "a", encoding="utf-8", opener=partial(os.open, mode=_OWNER_ONLY)) as file:
                     file.write(text)
             self._is_cut = False
             if self._count > _MOST_ROWS:
                 self._thin()
         except OSError as error:
             if not self._has_failed:
-                reason = error.strerror or str(error)
+                found, expected = f"{self._path}: {error.strerror or error}", "a disk with room for the history"
                 remedy = "free some space; the history then continues"
-                self._on_error(
-                    AgentError("history.write", f"{self._path}: {reason}", "a disk with room for the history", remedy)
-                )
+                self._on_error(AgentError("history.write", found, expected, remedy))
             self._has_failed = True
 
     def _thin(self) -> None:
@@ -104,37 +116,17 @@ def _ends_within_a_line(path: Path) -> bool:
     return bool(content) and not content.endswith(b"\n")
 
 
-def _open_private(name: str, flags: int) -> int:
-    return os.open(name, flags, _OWNER_ONLY)
-
-
 def read_history(state_dir: Path) -> list[HistoryRow]:
     """Return the rows that a daemon has kept, the oldest first; rows that cannot be read are left out."""
     try:
         lines = read_regular(state_dir / FILE).decode("utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    return list(_readable(lines[-2 * _MOST_ROWS :]))
-
-
-def _readable(lines: Sequence[str]) -> Iterator[HistoryRow]:
-    for line in lines:
-        row = parse_or_none(partial(_parsed, line))
-        if row is not None and _is_sound(row):
-            yield row
-
-
-def _parsed(line: str) -> HistoryRow:
-    return HistoryRow(**json.loads(line))
-
-
-def _is_sound(row: HistoryRow) -> bool:
-    figures = [row.ts, *row.fidelity, *row.accuracy, *row.gain, *([row.gain_db] if row.gain_db is not None else [])]
-    sizes = {len(row.fidelity), len(row.accuracy), len(row.gain)}
-    are_numbers = all(isinstance(each, float | int) and math.isfinite(each) for each in figures)
-    return (
-        are_numbers and sizes <= {0, 3} and all(isinstance(each, str) for each in (row.camera, row.engine, row.drift))
-    )
+    rows = []
+    for line in lines[-2 * _MOST_ROWS :]:
+        with suppress(ValidationError):
+            rows.append(_ROW.validate_json(line))
+    return rows
 
 
 def _line(row: HistoryRow) -> str:

@@ -49,7 +49,7 @@ _WELL_AFTER = 5  # observed frames in a row, after which an outage has ended
 PREPARING = "preparing"
 
 OpenObserver = Callable[[Progress], Observer]
-StartAudit = Callable[[int], ReferenceAudit]
+StartAudit = Callable[[int], "ReferenceAudit | None"]
 
 
 class _Stopped(Exception):
@@ -74,7 +74,7 @@ class ObserverThread(threading.Thread):
         preparing: Progress = silent,
         previous: Callable[[ServedFrame], Prediction | None] = lambda _: None,
         open_checked: OpenObserver | None = None,
-        audit: StartAudit | None = None,
+        audit: StartAudit = lambda _product_bits: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
@@ -84,7 +84,7 @@ class ObserverThread(threading.Thread):
         preparing: Called in this thread with the progress of a build.
         previous: Returns the answer of the engine whose place a candidate on probation has taken; None without one.
         open_checked: Opens the reference that takes the place of one which an audit finds wrong.
-        audit: Makes the audit of a reference whose products have so many bits; None: it is not audited.
+        audit: Makes the audit of a reference whose products have so many bits; None where it is not audited.
         """
         super().__init__(name="observer", daemon=True)
         self._open_observer = open_observer
@@ -101,7 +101,8 @@ class ObserverThread(threading.Thread):
         self._random = random.Random(0)
         self._opening = RetryState(on_change, Backoff(*_OPENING_S), well_after=1)
         self._observing = RetryState(on_change, Backoff(*_OBSERVING_S), _WELL_AFTER)
-        self._tried, self._opened = threading.Event(), threading.Event()
+        self._tried = threading.Event()
+        self.is_opening = True  # the reference engine is still to come
         self._handover = threading.Condition()
         self._offered: ServedFrame | None = None
         self._busy = True
@@ -138,11 +139,6 @@ class ObserverThread(threading.Thread):
     def wait_until_tried(self, timeout_s: float) -> bool:
         """Wait until the reference engine is open, or could not be opened; False where `timeout_s` ends before."""
         return self._clock.wait(self._tried, timeout_s)
-
-    @property
-    def is_opening(self) -> bool:
-        """True if the reference engine is still to come."""
-        return not self._opened.is_set()
 
     def offer(self, served: ServedFrame) -> None:
         """Observe this frame if one is due and the observer is idle. Called by the frame path; never waits."""
@@ -181,11 +177,11 @@ class ObserverThread(threading.Thread):
 
     def states(self) -> dict[str, CameraState]:
         """Return what is known now, by camera."""
-        outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
+        outage = self._opening.code or PREPARING if self.is_opening else self._observing.code
         with self._handover:
             spent_share, debt_s = self._budget.spent_share, self._budget.debt_s
         audit = self._audit  # which the observer's thread may take away meanwhile
-        spending = Spending(spent_share, debt_s, audit.audited if audit is not None else None)
+        spending = Spending(spent_share, debt_s, audit.evidence.audited if audit is not None else None)
         return {camera: monitor.state(outage, spending) for camera, monitor in self.monitors.items()}
 
     def stop(self) -> None:
@@ -206,7 +202,7 @@ class ObserverThread(threading.Thread):
                 observer, task = self._open(stack)
                 self._start_audit(observer, stack)
                 while (served := self._wait_for_frame()) is not None:
-                    if self._audit is not None and self._audit.mismatch is not None:
+                    if self._audit is not None and self._audit.evidence.mismatch is not None:
                         observer, task = self._replace(stack)
                     self._observe(observer, task, served)
         except _Stopped:
@@ -232,14 +228,13 @@ class ObserverThread(threading.Thread):
         self._opening.note_success()
         with self._handover:
             self._busy = False
-        self._opened.set()
+        self.is_opening = False
         self._tried.set()
         return observer, task
 
     def _start_audit(self, observer: Observer, stack: ExitStack) -> None:
         """Start to compare the reference with ONNX Runtime, unless it is ONNX Runtime."""
-        if self._make_audit is not None and observer.product_bits is not None:
-            audit = self._make_audit(observer.product_bits)
+        if observer.product_bits is not None and (audit := self._make_audit(observer.product_bits)) is not None:
             audit.start()
             self._audit = audit
             stack.callback(audit.stop)
@@ -248,7 +243,7 @@ class ObserverThread(threading.Thread):
         """Open the reference that takes the place of the wrong one. Raises as `_open`."""
         assert self._open_checked is not None, "an audit has a reference to fall back on"
         self._audit = self._audited = None
-        self._opened.clear()
+        self.is_opening = True
         with self._handover:
             self._busy = True
         stack.close()

@@ -341,9 +341,8 @@ class Connection:
                 found, limit_s = self.outcome, CONNECT_TIMEOUT_S
             else:
                 found, limit_s = f"{len(self.in_flight)} messages unacknowledged", ACKNOWLEDGE_TIMEOUT_S
-            raise AgentError(
-                "broker.silent", found, f"an answer within {limit_s:g} s", "see the broker's log, or restart it"
-            )
+            remedy = "see the broker's log, or restart it"
+            raise AgentError("broker.silent", found, f"an answer within {limit_s:g} s", remedy)
 
     def _read(self, sock: Any) -> None:
         if self.version_reply == "silence" and isinstance(sock, socket.socket) and self._endpoint.tls is None:
@@ -423,12 +422,8 @@ class Connection:
         self._most_packet_bytes = getattr(properties, "MaximumPacketSize", math.inf)
         self._may_retain = bool(getattr(properties, "RetainAvailable", True))
         if getattr(properties, "MaximumQoS", 2) < 1:
-            raise AgentError(
-                "broker.limits",
-                "a broker that supports QoS 0 only",
-                "a broker that supports QoS 1",
-                "raise the maximum QoS of the broker",
-            )
+            found, expected = "a broker that supports QoS 0 only", "a broker that supports QoS 1"
+            raise AgentError("broker.limits", found, expected, "raise the maximum QoS of the broker")
         if self._subscriptions:
             self.outcome = "no answer to SUBSCRIBE"
             self._answer_by = self._clock.monotonic_s() + CONNECT_TIMEOUT_S

@@ -58,12 +58,10 @@ class EmbeddedBroker:
             from amqtt.broker import Broker
             from amqtt.contexts import BrokerConfig, ListenerConfig, ListenerType
         except ImportError:
-            raise AgentError(
-                "broker.missing",
-                "no amqtt package of version 0.12 or later",
-                "the package of the embedded broker, or a broker of your own",
-                f"{install_extra('demo')}, or name your broker as mqtt.host in config.yaml",
-            ) from None
+            found = "no amqtt package of version 0.12 or later"
+            expected = "the package of the embedded broker, or a broker of your own"
+            remedy = f"{install_extra('demo')}, or name your broker as mqtt.host in config.yaml"
+            raise AgentError("broker.missing", found, expected, remedy) from None
         logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports every lost client as an error
         logging.getLogger("transitions").setLevel(logging.WARNING)
         # We listen ourselves, because amqtt does not say which port it got when it has to choose a free one.

@@ -80,10 +80,8 @@ def _readable(name: str, path: Path | None) -> Path | None:
         with open_regular(file):
             return file
     except OSError as error:
-        found = f"{file}: {error.strerror}"
-        raise ConfigError(
-            "mqtt.tls", found, "a file in PEM form", f"correct mqtt.tls.{name}, or its permissions"
-        ) from error
+        found, remedy = f"{file}: {error.strerror}", f"correct mqtt.tls.{name}, or its permissions"
+        raise ConfigError("mqtt.tls", found, "a file in PEM form", remedy) from error
 
 
 def _refuse_password(key: Path) -> NoReturn:
@@ -151,10 +149,9 @@ class Endpoint:
         try:
             return read_text(locate(self.password_file)).partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
+            expected = "a file in UTF-8 whose first line is the password"
             remedy = "correct mqtt.password_file, or its permissions"
-            raise ConfigError(
-                "mqtt.password", str(error), "a file in UTF-8 whose first line is the password", remedy
-            ) from error
+            raise ConfigError("mqtt.password", str(error), expected, remedy) from error
 
 
 # TLS alerts about our certificate: the end of OpenSSL's reason -> the finding, and the remedy.

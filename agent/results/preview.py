@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -76,7 +76,9 @@ class Preview(threading.Thread):
         self._show: Show = as_served
         self._on_change: Callable[[TaredError | None], None] = lambda _error: None
         backoff = [Backoff(*_RETRY_S) for _ in range(3)]
-        self._opening, self._accepting, self._drawing = (RetryState(self._report, each, 1) for each in backoff)
+        self._opening, self._accepting, self._drawing = (
+            RetryState(lambda error: self._on_change(error), each, 1) for each in backoff
+        )
         self._permitted: bool | None = None  # None: nobody has decided yet
         self._faults = FaultLog(log)
         self._ending = False
@@ -137,7 +139,6 @@ class Preview(threading.Thread):
                 self._waker.sleep(self._clock, None)
                 continue
             try:
-                self._check_permitted()
                 with self._listening() as reception:
                     self._serve(reception)
             except AgentError as error:
@@ -149,18 +150,13 @@ class Preview(threading.Thread):
                 failure = AgentError("preview.failed", found, "no exception", fault_remedy(error))
                 self._waker.sleep(self._clock, self._opening.note_failure(failure))
 
-    def _report(self, error: TaredError | None) -> None:
-        self._on_change(error)
-
-    def _check_permitted(self) -> None:
+    @contextmanager
+    def _listening(self) -> Iterator[Reception[Viewer]]:
+        """Listen while the block runs, then end all viewers. Raises AgentError (`preview.privacy`, `.address`)."""
         if not self._permitted:
             found = f"preview.address is {self._config.address}, and privacy.preview is false"
             remedy = "let the board's owner set privacy.preview in config.yaml, or leave preview.address out"
             raise AgentError("preview.privacy", found, "privacy.preview true", remedy)
-
-    @contextmanager
-    def _listening(self) -> Iterator[Reception[Viewer]]:
-        """Listen while the block runs, then end all viewers. Raises AgentError (`preview.address`)."""
         place = self._config.place
         assert place is not None  # else there is no preview
         with ExitStack() as stack:
@@ -173,8 +169,9 @@ class Preview(threading.Thread):
                 else:
                     listener = stack.enter_context(listen(*place))
                     address = http_url(*listener.getsockname()[:2])
+                connect = partial(Viewer, header=self._header)
                 reception = Reception(
-                    listener, self._waker, self._connect, self._answer, self._accepting, "preview", clock=self._clock
+                    listener, self._waker, connect, self._answer, self._accepting, "preview", clock=self._clock
                 )
             except OSError as error:
                 found = f"{self._config.address}: {error.strerror or error}"
@@ -184,11 +181,8 @@ class Preview(threading.Thread):
             if self._opening.code:
                 self._opening.note_success()
             else:
-                self._report(None)
+                self._on_change(None)
             yield reception
-
-    def _connect(self, connection: socket.socket, now_s: float) -> Viewer:
-        return Viewer(connection, now_s, self._header)
 
     def _close_all(self) -> None:
         reception, self._reception, self.address = self._reception, None, ""

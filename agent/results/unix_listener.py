@@ -48,10 +48,9 @@ def _remove_stale(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(str(path))
+            with suppress(BlockingIOError):
+                probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
-        except BlockingIOError:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
         else:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

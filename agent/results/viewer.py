@@ -6,7 +6,6 @@ A viewer passes through three states: its request is read, it gets pictures (`re
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,6 +18,8 @@ from agent.common.http.request import RefusedRequest, parse_head, response_head
 STREAM, PICTURE = "/stream.mjpeg", "/frame.jpg"
 
 _BOUNDARY = b"\r\n--frame\r\n"
+# The beginning of a stream, up to the first part.
+_STREAM_HEAD = response_head(HTTPStatus.OK, "multipart/x-mixed-replace; boundary=frame") + _BOUNDARY
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +46,6 @@ class ViewRequest:
 
     camera: str
     streams: bool
-
-
-def stream_head() -> bytes:
-    """Return the beginning of a stream, up to the first part."""
-    return response_head(HTTPStatus.OK, "multipart/x-mixed-replace; boundary=frame") + _BOUNDARY
 
 
 def parse_request(head: bytes, cameras: Sequence[str], checks_host: bool) -> ViewRequest:
@@ -87,17 +83,14 @@ class Viewer(HttpConnection):
         sent: The picture that it has got last, or is getting.
     """
 
-    def __init__(self, connection: socket.socket, now_s: float, header: str = "") -> None:
-        """header: a line of HTTP that every answer gets."""
-        super().__init__(connection, now_s, header)
-        self.request: ViewRequest | None = None
-        self.sent: Picture | None = None
+    request: ViewRequest | None = None
+    sent: Picture | None = None
 
     def begin(self, request: ViewRequest, now_s: float) -> None:
         """Accept its request; a stream starts."""
         self.request = request
         if request.streams:
-            self.push(self.with_header(stream_head()), now_s)
+            self.push(self.with_header(_STREAM_HEAD), now_s)
 
     def show(self, picture: Picture, now_s: float) -> None:
         """Send a picture of the stream."""

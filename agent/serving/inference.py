@@ -420,10 +420,9 @@ class FrameLoop(threading.Thread):
         return self._scheduler.next_frame(self._in_flight.poll_s, lambda: self._in_flight.is_done)
 
     def _process(self, frame: Frame) -> None:
-        if self._trial is not None:
+        if (trial := self._trial) is not None:
             self._answer_all()
-            trial = self._trial_in_progress(frame.ts)
-            if trial is not None:
+            if self._goes_on(trial, frame.ts):
                 self._deliver(self._answer_on_trial(frame, trial))
                 return
         elif self._scheduler.may_overwrite and self._is_answer_ready():
@@ -446,19 +445,15 @@ class FrameLoop(threading.Thread):
             for sink in self._sinks:
                 sink(served)
 
-    def _trial_in_progress(self, ts: float) -> Trial | None:
-        """Apply a commit or roll-back since the last frame; return the trial that goes on, if any."""
-        if self._trial is None:
-            return None
+    def _goes_on(self, trial: Trial, ts: float) -> bool:
+        """Apply a commit or roll-back since the last frame; return whether the trial goes on."""
         with self._trial_lock:
-            trial, is_committed, withdrawal = self._trial, self._is_committed, self._withdrawal
+            is_committed, withdrawal = self._is_committed, self._withdrawal
         if withdrawal is not None:
             self._withdraw(trial, withdrawal, ts)
-            return None
-        if is_committed:
+        elif is_committed:
             self._keep(trial)
-            return None
-        return trial
+        return withdrawal is None and not is_committed
 
     def _answer_on_trial(self, frame: Frame, trial: Trial) -> ServedFrame:
         """Let the candidate answer; in a rehearsal, and where the candidate fails, the previous engine."""

@@ -24,7 +24,7 @@ from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import LiveAccuracy
-from agent.monitoring.audit import AuditedReference, AuditEvidence, Mismatch
+from agent.monitoring.audit import AuditEvidence, FrameAuditor, Mismatch, ReferenceAudit
 from agent.monitoring.estimates import Estimate
 from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
@@ -33,7 +33,7 @@ from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecord
 from agent.vision.output_checks import check_batch
 from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
-from engines.interface import Backend, Engine, Progress
+from engines.interface import Engine, Progress
 from engines.registry import open_backend
 from engines.store.artefact import fingerprint
 
@@ -205,11 +205,18 @@ class Pipeline:
         backend = open_backend(config.backend, options)
         checked_backend = open_backend(config.backend, replace(options, reference="onnxruntime"))
         reference, checked = (partial(model.open_observer, each) for each in (backend, checked_backend))
-        self._evidence = self._open_evidence(config, model, backend, on_observer)
+        # The evidence against the reference, also where no more of it is gathered.
+        parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
+        path, period_s = config.state_dir / "audit.json" if self.is_live else None, config.observe.audit_period_s
+        self._evidence = evidence = AuditEvidence(path, fingerprint(parts), period_s, on_observer)
         if self.mismatch is not None:
             reference = checked
-        period_s = config.observe.audit_period_s
-        audit = AuditedReference(model, period_s, self._evidence, on_mismatch, clock) if period_s is not None else None
+
+        def audit(product_bits: int) -> ReferenceAudit | None:
+            if period_s is None:
+                return None
+            return ReferenceAudit(FrameAuditor(model, product_bits), period_s, evidence, on_mismatch, clock)
+
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs, clock)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,
@@ -226,21 +233,12 @@ class Pipeline:
         self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
         self._probation = config.probation
         self.record = AnswerRecord(self.is_live or len(cameras) > 1)
-        self._on_observer = on_observer
         self._handing = RetryState(on_sinks, Backoff(), _WELL_AFTER)
         self._faults = FaultLog(log)
         hand_on = partial(self._hand_on, [self._count, self.record.add, self.observer.offer, *sinks])
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs, clock)]
         check_batch(config.batch.frames, engine, model.spec)
         self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [hand_on], config.batch, clock)
-
-    def _open_evidence(
-        self, config: Config, model: Model, backend: Backend, on_error: Callable[[TaredError], None]
-    ) -> AuditEvidence:
-        """Return the evidence against the reference, also where no more of it is gathered."""
-        path = config.state_dir / "audit.json" if self.is_live else None
-        parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
-        return AuditEvidence(path, fingerprint(parts), config.observe.audit_period_s, on_error)
 
     @property
     def mismatch(self) -> Mismatch | None:
@@ -332,10 +330,8 @@ class Pipeline:
         """
         if self.loop.is_stuck:
             engine.close()
-            found = "a candidate that still hangs and holds its memory"
-            raise AgentError(
-                "probation.stuck", found, "one candidate at a time", "wait for its end, or restart the daemon"
-            )
+            found, expected = "a candidate that still hangs and holds its memory", "one candidate at a time"
+            raise AgentError("probation.stuck", found, expected, "wait for its end, or restart the daemon")
         limit_s = deadline_s(self._probation, self.record)
         tensors = (engine.inputs, engine.outputs) if own_outputs else self._tensors
         task = CheckedVisionTask(self._spec, *tensors, self._task.not_finite, self._clock)

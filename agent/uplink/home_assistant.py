@@ -133,20 +133,19 @@ class Discovery(Mailbox):
         self._announcement: Message | None = None
         self.prefix = config.prefix
         self.birth_topic = f"{self.prefix}/status" if config.enabled else ""
-        announced = self._read_note()
+        self._announced = self._read_note()
         if config.enabled:
             identity = device_id(topics)
             document = describe(topics, identity, cameras, birth, button)
             payload = json.dumps(document, separators=(",", ":")).encode()
             self._announcement = Message(f"{self.prefix}/device/{identity}/config", payload, retain=True)
         topic = self._announcement.topic if self._announcement is not None else ""
-        for old in announced:
+        for old in self._announced:
             if old != topic:
                 self.put(Message(old, b"", retain=True))
-        if topic and topic not in announced:
-            announced.append(topic)
-            self._write_note(announced)
-        self._announced = announced
+        if topic and topic not in self._announced:
+            self._announced.append(topic)
+            self._write_note()
         self.announce()
 
     def announce(self) -> None:
@@ -159,7 +158,7 @@ class Discovery(Mailbox):
         if message is not self._announcement:
             self.forget(message.topic)
             self._announced.remove(message.topic)
-            self._write_note(self._announced)
+            self._write_note()
 
     def _read_note(self) -> list[str]:
         try:
@@ -174,10 +173,10 @@ class Discovery(Mailbox):
             log.warning("home_assistant=note_damaged lines=%d", len(lines) - len(topics))
         return topics
 
-    def _write_note(self, topics: list[str]) -> None:
+    def _write_note(self) -> None:
         try:
-            if topics:
-                replace_files({self._note: "".join(f"{topic}\n" for topic in topics).encode()})
+            if self._announced:
+                replace_files({self._note: "".join(f"{topic}\n" for topic in self._announced).encode()})
             else:
                 self._note.unlink(missing_ok=True)
         except OSError as error:  # the disk is full or read-only; Home Assistant shows the board all the same

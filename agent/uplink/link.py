@@ -21,7 +21,7 @@ from agent.common.timing import Backoff
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.histograms import Upload
 from agent.contract.messages import Birth, DeviceState, Status
-from agent.contract.topics import HOME_ASSISTANT_PREFIX, Topics, may_reply_to
+from agent.contract.topics import HOME_ASSISTANT_PREFIX, Topic, Topics, may_reply_to
 from agent.mqtt.client import Endpoint, MqttClient, MqttSession, SessionOptions
 from agent.mqtt.message import Mailbox, Message, MessageSource, Newest, Reply
 from agent.uplink.home_assistant import BORN, Discovery
@@ -147,12 +147,8 @@ class MqttLink:
             self._results.add(message)
             self._client.wake()
         else:
-            topic, kind = (
-                (self.topics.birth, Topics.birth)
-                if isinstance(message, Birth)
-                else (self.topics.reported, Topics.reported)
-            )
-            self._client.publish(Message(topic, message.to_json(), kind.qos, kind.retain))
+            kind = Topics.birth if isinstance(message, Birth) else Topics.reported
+            self._client.publish(self._message(kind, message.to_json()))
 
     def reply(self, reply: Reply, result: CommandResult) -> None:
         """Publish a result also on the topic that the command's sender named."""
@@ -160,12 +156,12 @@ class MqttLink:
         self._client.wake()
 
     def send_snapshot(self, jpeg: bytes) -> None:
-        self._client.publish(Message(self.topics.snapshot, jpeg))
+        self._client.publish(self._message(Topics.snapshot, jpeg))
 
     def send_detections(self, payload: bytes) -> None:
         """Publish the newest result, which is dropped without a connection or when a newer one comes."""
         if self.connected:
-            self._detections.put(Message(self.topics.detections, payload, Topics.detections.qos))
+            self._detections.put(self._message(Topics.detections, payload))
             self._client.wake()
 
     def send_histograms(self, upload: Upload, numbers: Iterable[int], on_chunk: OnChunk) -> None:
@@ -202,7 +198,10 @@ class MqttLink:
     def _status(self, state: DeviceState, reason: str = "") -> Message:
         ts = self._clock.wall_s()
         status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=ts, reason=reason or None)
-        return Message(self.topics.status, status.to_json(), Topics.status.qos, Topics.status.retain)
+        return self._message(Topics.status, status.to_json())
+
+    def _message(self, topic: Topic, payload: bytes) -> Message:
+        return Message(self.topics.below(topic.path), payload, topic.qos, topic.retain)
 
 
 def _boot_id() -> str:

@@ -26,7 +26,8 @@ _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 def add_database_option(parser: argparse.ArgumentParser, default: str | None = "fleet.sqlite") -> None:
     """Add --db, the fleet's database."""
-    option(parser, "--db", "FILE_OR_URL", _DB if default else f"{_DB} (default: none)", default=default)
+    about = _DB if default else f"{_DB} (default: none)"
+    option(parser, "--db", "FILE_OR_URL", about, default=default)
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:

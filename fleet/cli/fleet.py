@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from _typeshed import DataclassInstance
     from prometheus_client.registry import Collector as MetricsCollector
 
-    from fleet.collector.collector import Collector
     from fleet.devices.devices import Device, Devices
     from fleet.merge.calibration import MergedCalibration
     from fleet.merge.exchange import MergeExchange
@@ -183,17 +182,16 @@ def _collect(options: argparse.Namespace) -> int:
     def show() -> tuple[int, str]:
         return counts["report"], f"{counts['gap']} gaps, {counts['refused']} refused; {collector.outcome}"
 
-    with serving_metrics(options, "collect", lambda: _collector_metrics(collector, options.db)):
+    def metrics() -> Sequence[MetricsCollector]:
+        from fleet.metrics.processes import ProcessMetrics, collector_metrics
+        from fleet.metrics.store import StoreMetrics, device_metrics
+
+        return ProcessMetrics(lambda: collector_metrics(collector)), StoreMetrics(options.db, device_metrics)
+
+    with serving_metrics(options, "collect", metrics):
         run_until_signalled(collector.run, "collecting", None, show)
     last = f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}"
     return print_result(options, {"counts": {name: counts[name] for name in _COUNTED}}, lambda: print(last))
-
-
-def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollector]:
-    from fleet.metrics.processes import CollectorMetrics
-    from fleet.metrics.store import StoreMetrics, device_metrics
-
-    return CollectorMetrics(collector), StoreMetrics(db, device_metrics)
 
 
 @contextmanager
@@ -309,16 +307,10 @@ def _merge(options: argparse.Namespace) -> int:
     if options.select is not None:
         with _selection(options.db, fleet, options.select) as (_, _, selected):
             devices = sorted({*devices, *(each.name for each in selected)})
+    endpoint, signer = endpoint_from(options), signer_from(options)
     with ExitStack() as stack:
-        exchange = MergeExchange(
-            endpoint_from(options),
-            fleet,
-            options.uploads or _temporary_folder(stack),
-            options.at_once,
-            options.timeout,
-            signer_from(options),
-            options.longest,
-        )
+        folder = options.uploads or _temporary_folder(stack)
+        exchange = MergeExchange(endpoint, fleet, folder, options.at_once, options.timeout, signer, options.longest)
         with progress("merge", 100) as bar:
 
             def advance(doing: str, fraction: float) -> None:
@@ -354,7 +346,7 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
         "excluded": dict(merged.excluded),
         "silent": dict(exchange.failed),
         "counts": dict(exchange.inbox.counts),
-        "distances_db": {device: [each.to_board_db, each.to_group_db] for device, each in merged.distances.items()},
+        "distances_db": dict(merged.distances),
     }
 
     def show() -> None:

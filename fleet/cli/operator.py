@@ -40,21 +40,15 @@ def add_operator(commands: Any) -> None:
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     option(send, "device", "DEVICE", "the board's device name")
     option(send, "op", "OP", _OPS)
-    option(
-        send,
-        "arguments",
-        "key=value",
-        "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle",
-        nargs="*",
-    )
+    given = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
+    option(send, "arguments", "key=value", given, nargs="*")
     option(send, "-o --output", "now.jpg", "of snapshot: where to save the picture (default: it is not saved)", Path)
     add_sign_option(send)
     option(send, "--version", "N", "of set: above the version before (default: none)", number(int, 1, 2**53 - 1))
     option(send, "--valid", "S", "seconds until the command expires", number(float, 1.0, 30 * 86400.0), default=60.0)
     add_broker_options(send)
-    option(
-        send, "--timeout", "S", "seconds of silence after which it gives up", number(float, 0.1, 86400.0), default=30.0
-    )
+    silence = "seconds of silence after which it gives up"
+    option(send, "--timeout", "S", silence, number(float, 0.1, 86400.0), default=30.0)
 
     watch = command(commands, "watch", _watch, "follow devices live: a table on a terminal, else JSON lines")
     option(watch, "devices", "DEVICE", "their names; none: all of the fleet", nargs="*")
@@ -111,7 +105,6 @@ def _send(options: argparse.Namespace) -> int:
     topics = Topics(fleet_from(options), options.device)
     addressee = topics if signer is not None else None
     request = new_command(options.op, pairs, time.time(), options.valid, addressee, options.version)
-    result = None
     endpoint = endpoint_from(options)
     pictures = receive_snapshots(endpoint, topics, options.timeout) if output is not None else nullcontext()
     with pictures as receive, progress(options.op, 100) as bar:
@@ -119,11 +112,11 @@ def _send(options: argparse.Namespace) -> int:
             bar.update(round(result.percent or 0.0), result.step or result.status)
             if not options.json and result.step is None:
                 print(result.to_json().decode())
-        if output is not None and receive is not None and result is not None and result.status == "SUCCEEDED":
+        if output is not None and receive is not None and result.status == "SUCCEEDED":
             _save(receive(result), output)
-    if result is None or options.json:
-        print(result.to_json().decode() if result else "{}")
-    return 0 if result is not None and result.status == "SUCCEEDED" else 1
+    if options.json:
+        print(result.to_json().decode())
+    return 0 if result.status == "SUCCEEDED" else 1
 
 
 def _save(picture: bytes, path: Path) -> None:
@@ -140,25 +133,24 @@ def _save(picture: bytes, path: Path) -> None:
 def _web(options: argparse.Namespace) -> int:
     """Run `tared web`: serve the page of the boards until a signal comes."""
     from agent.common.console import say, set_up_logging
-    from fleet.web.command import Listen, StoreOptions, run_web
+    from fleet.web.command import Listen, run_web
 
     set_up_logging("error")
     listen = Listen.parse(options.listen, tuple(options.name))
     endpoint, fleet, signer = endpoint_from(options), fleet_from(options), signer_from(options)
-    store = StoreOptions(options.db, options.files) if options.db is not None else None
 
     def metrics(boards: LiveBoards) -> AbstractContextManager[None]:
         return serving_metrics(options, "web", lambda: [_web_metrics(boards)])
 
-    password_file = options.web_password_file
-    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), store, metrics)
+    password_file, db, files = options.web_password_file, options.db, options.files
+    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), db, files, metrics)
     return 0
 
 
 def _web_metrics(boards: LiveBoards) -> Collector:
-    from fleet.metrics.processes import WebMetrics
+    from fleet.metrics.processes import ProcessMetrics, web_metrics
 
-    return WebMetrics(boards)
+    return ProcessMetrics(lambda: web_metrics(boards))
 
 
 def _watch(options: argparse.Namespace) -> int:

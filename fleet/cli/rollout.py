@@ -28,7 +28,6 @@ from fleet.cli.arguments import (
 if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from prometheus_client.registry import Collector
 
-    from fleet.rollout.controller import Controller
     from fleet.rollout.register import RolloutRegister
     from fleet.rollout.spec import RolloutSpec
 
@@ -53,9 +52,8 @@ def add_rollout(actions: Any) -> None:
     show = command(steps, "show", _show, "show the progress of a rollout, the reasons, and the operators")
     listed = command(steps, "list", _list, "list all rollouts, the newest first")
     option(listed, "--fleet", "FLEET", "the fleet of the boards", default="default")
-    pause = command(
-        steps, "pause", partial(_steer, "pause"), "command no further board; boards with the command continue"
-    )
+    about = "command no further board; boards with the command continue"
+    pause = command(steps, "pause", partial(_steer, "pause"), about)
     resume = command(steps, "resume", partial(_steer, "resume"), "continue a paused rollout")
     abort = command(steps, "abort", partial(_steer, "abort"), "command no further board, and cancel running jobs")
     undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over "
@@ -87,8 +85,8 @@ def _add_create(steps: Any) -> None:
     option(create, "--order", "ORDER", "random, name, or tag.NAME: lowest first", default="random")
     option(create, "--valid", "TIME", f"{_TIME} to wait for a board", _duration, dest="valid_s", default="1h")
     option(create, "--deadline", "TIME", f"{_TIME} that a board may take", _duration, dest="deadline_s", default="2h")
-    silent = f"{_TIME} until an unheard board is silent"
-    option(create, "--silent", "TIME", silent, _duration, dest="silent_s", default="10m")
+    unheard = f"{_TIME} until an unheard board is silent"
+    option(create, "--silent", "TIME", unheard, _duration, dest="silent_s", default="10m")
     signed = "for boards that obey signed commands alone: no controller without a key carries it out"
     create.add_argument("--signed", action="store_true", help=signed)
     option(create, "--why", "TEXT", _WHY, default="")
@@ -190,15 +188,14 @@ def _run(options: argparse.Namespace) -> int:
         waves = [f"{each.id} {each.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
         return len(waves), f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"
 
-    with serving_metrics(options, "rollout", lambda: _metrics(controller, options.db)):
+    def metrics() -> Sequence[Collector]:
+        from fleet.metrics.processes import ProcessMetrics, controller_metrics
+        from fleet.metrics.store import StoreMetrics, rollout_metrics
+
+        return ProcessMetrics(lambda: controller_metrics(controller)), StoreMetrics(options.db, rollout_metrics)
+
+    with serving_metrics(options, "rollout", metrics):
         run_until_signalled(controller.run, "rollouts", None, show, lambda: options.until_done and controller.is_done)
     if options.json:
         print(json.dumps({"ended": {each.id: each.state.value for each in controller.ended}}))
     return 0
-
-
-def _metrics(controller: Controller, db: str) -> Sequence[Collector]:
-    from fleet.metrics.processes import ControllerMetrics
-    from fleet.metrics.store import StoreMetrics, rollout_metrics
-
-    return ControllerMetrics(controller), StoreMetrics(db, rollout_metrics)

@@ -17,8 +17,6 @@ from fleet.store.transaction import Transaction
 
 log = logging.getLogger(__package__)
 
-MOST_DEVICES = 100_000
-NEW_PER_MINUTE = 6000
 _COUNTED_S = 10.0  # for so long a count of all devices holds, beside what is added here
 _WELL_AFTER_S = 60.0  # without a device that is turned away
 
@@ -27,8 +25,11 @@ _WELL_AFTER_S = 60.0  # without a device that is turned away
 class NewDevices:
     """most: devices in a store. per_minute: new ones that a collector takes; as many may come at once."""
 
-    most: int = MOST_DEVICES
-    per_minute: int = NEW_PER_MINUTE
+    most: int = 100_000
+    per_minute: int = 6000
+
+
+USUAL = NewDevices()
 
 
 class Admitted(NamedTuple):

@@ -24,7 +24,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message, MessageSource
 from agent.mqtt.receive_queue import ReceiveQueue
-from fleet.collector.admission import Admission, NewDevices
+from fleet.collector.admission import USUAL, NewDevices
 from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.collector.writer import BatchWriter, ReportRetention
 from fleet.devices.reports import Gap, Stream
@@ -75,7 +75,7 @@ class Collector:
         share: str | None = None,
         retention: ReportRetention | None = None,
         fleet: str | None = None,
-        limits: NewDevices | None = None,
+        limits: NewDevices = USUAL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare a collector.
@@ -88,7 +88,7 @@ class Collector:
             share: Name of a group of collectors. Each gets a share of the reports (MQTT 5, section 4.8.2), and all
                 results, which the store has once.
             fleet: Collect from this fleet; None: from all.
-            limits: Of new devices; None: the usual ones.
+            limits: Of new devices.
         """
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -96,38 +96,29 @@ class Collector:
         self._store, self._clock = store, clock
         self._reader = Reader(part)
         self._warnings = Warnings(log, "collector", clock)
-        self._writer = BatchWriter(store, self._warnings, limits or NewDevices(), clock)
+        self._writer = BatchWriter(store, self._warnings, limits, clock)
+        self.admission = self._writer.admission
         self._retention = retention or ReportRetention(clock=clock)
         self._reports, self._results = ReceiveQueue(_QUEUE_BYTES), ReceiveQueue(_QUEUE_BYTES)
         self.queues: Mapping[str, ReceiveQueue] = {"reports": self._reports, "results": self._results}
         self._acks = Acks()
         name = client_id or f"{CLIENT_ID}-{uuid.uuid4().hex[:12]}"
-        self._client = MqttClient(
-            endpoint,
-            name,
-            SessionOptions(
-                subscriptions=subscriptions(share, fleet),
-                backoff=Backoff(0.2, 10.0),
-                sources=[self._acks],
-                receive_queue=self._reports,
-            ),
+        session = SessionOptions(
+            subscriptions=subscriptions(share, fleet),
+            backoff=Backoff(0.2, 10.0),
+            sources=[self._acks],
+            receive_queue=self._reports,
         )
+        self._client = MqttClient(endpoint, name, session)
         # A session remembers its subscriptions, so each fleet has a session of its own.
         suffix = "" if fleet is None else f"-{fleet}"
-        self._results_client = MqttClient(
-            endpoint,
-            f"{name}-results{suffix}",
-            SessionOptions(
-                subscriptions=_topics(RESULTS, fleet),
-                backoff=Backoff(0.2, 10.0),
-                receive_queue=self._results,
-                session_s=0 if client_id is None else _SESSION_S,
-            ),
+        session = SessionOptions(
+            subscriptions=_topics(RESULTS, fleet),
+            backoff=Backoff(0.2, 10.0),
+            receive_queue=self._results,
+            session_s=0 if client_id is None else _SESSION_S,
         )
-
-    @property
-    def admission(self) -> Admission:
-        return self._writer.admission
+        self._results_client = MqttClient(endpoint, f"{name}-results{suffix}", session)
 
     @property
     def connected(self) -> Mapping[str, bool]:

@@ -10,7 +10,7 @@ import logging
 import math
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from fleet.collector.admission import Admission, Admitted, NewDevices
+from fleet.collector.admission import USUAL, Admission, Admitted, NewDevices
 from fleet.collector.batch import Batch
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, quarantine, store_results
@@ -20,8 +20,6 @@ from fleet.untrusted import Warnings
 
 log = logging.getLogger(__package__)
 
-DAYS = 30.0
-DEFAULTS = NewDevices()
 _DAY_S = 86_400.0
 _ROWS = 2000  # that are deleted at once
 _PRUNE_EVERY_S = 60.0  # once no row is old
@@ -37,7 +35,7 @@ class BatchWriter:
     """Write batches to one store. warnings: for content that is stored, but suspicious."""
 
     def __init__(
-        self, store: FleetStore, warnings: Warnings, limits: NewDevices = DEFAULTS, clock: Clock = SYSTEM_CLOCK
+        self, store: FleetStore, warnings: Warnings, limits: NewDevices = USUAL, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._store, self._clock = store, clock
         self._warnings = warnings
@@ -107,7 +105,7 @@ class ReportRetention:
     the future count as of now, once the day is over.
     """
 
-    def __init__(self, days: float = DAYS, unseen_days: float | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, days: float = 30.0, unseen_days: float | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._days, self._unseen_days = days, unseen_days
         self._clock = clock
         self._ahead_s: float | None = None  # wall minus monotonic time, when they were last compared

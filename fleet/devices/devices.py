@@ -23,29 +23,29 @@ V = TypeVar("V")
 _MOST_REMEMBERED = 200_000  # rows
 _STATE = ("id", "state", "session", "boot_id", "state_ts")
 _BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth")
-_COLUMNS = "id, fleet, name, first_seen, last_seen, state, agent_version, model, engine, calibration, birth"
+_COLUMNS = "id, fleet, name, last_seen, state, agent_version, model, engine, calibration, birth"
 # The newest by its numbers, not by its clock. A device has few events beside its telemetry.
 _NEWEST = "FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' ORDER BY epoch DESC, seq DESC LIMIT 1"
 _AT_ONCE = 500
 FORGOTTEN = "forgotten devices"  # subject of the audit's entries
 _TABLES = ("reports", "dropped", "progress", "newest_events", "results", "tags")  # they have a device's rows, by its id
 _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
+REGIME = "regime"  # the kind of event that names an engine which is kept for a light
+_REGIME = f"(SELECT document FROM newest_events e WHERE e.device = d.id AND e.kind = '{REGIME}')"
 
 
 @dataclass(frozen=True)
 class Device:
     """A device as the store knows it.
 
-    first_seen, last_seen: Unix time in s, by the collector's clock; last_seen is 0 for a device that is known only by
-    retained messages. state: of its newest status; None without one. birth, telemetry: the newest documents; empty
-    without one. telemetry_at: when the newest telemetry came. tags: values by name, "" for a tag without value.
-    events: the newest of each kind, by kind.
+    last_seen: Unix time in s, by the collector's clock; 0 for a device that is known only by retained messages. state:
+    of its newest status; None without one. birth, telemetry, regime: the newest documents; empty without one.
+    telemetry_at: when the newest telemetry came. tags: values by name, "" for a tag without value.
     """
 
     id: int
     fleet: str
     name: str
-    first_seen: float
     last_seen: float
     state: str | None
     agent_version: str | None
@@ -56,7 +56,7 @@ class Device:
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     telemetry_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    regime: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def schema(self) -> int | None:
@@ -157,11 +157,8 @@ class Devices:
         ids = self.ids(transaction, births.keys(), now)
         rows = []
         for name, (birth, document) in births.items():
-            runs: list[str | None] = [None] * len(_BIRTH[1:-1])
-            if birth is not None:
-                fields = (birth.agent_version, birth.model, birth.engine, birth.calibration)
-                runs = [None if each is None else printable(each) for each in fields]
-            rows.append((ids[name], *runs, document))
+            runs = [getattr(birth, column, None) for column in _BIRTH[1:-1]]
+            rows.append((ids[name], *(each if each is None else printable(each) for each in runs), document))
         _update(transaction, _BIRTH, rows)
 
     def mark_seen(self, transaction: Transaction, names: Set[Name], now: float) -> None:
@@ -178,7 +175,7 @@ class Devices:
             after: Begin with the first name behind this one.
         """
         condition = f"fleet = ? AND name > ? AND ({condition})" if condition else "fleet = ? AND name > ?"
-        while page := self._select(condition, (fleet, after, *values), _AT_ONCE):
+        while page := self._select(condition, (fleet, after, *values)):
             yield from page
             if len(page) < _AT_ONCE:
                 return
@@ -211,23 +208,19 @@ class Devices:
             groups = transaction.execute(query, (since, since, most))
         return [(str(fleet), str(state), int(count), int(recent)) for fleet, state, count, recent in groups]
 
-    def _select(self, condition: str, values: Sequence[object], most: int = _AT_ONCE) -> list[Device]:
+    def _select(self, condition: str, values: Sequence[object]) -> list[Device]:
         with self._store.transaction("read") as transaction:
-            ids = f"SELECT id FROM devices d WHERE {condition} ORDER BY name LIMIT {most}"
+            ids = f"SELECT id FROM devices d WHERE {condition} ORDER BY name LIMIT {_AT_ONCE}"
             tags: dict[int, dict[str, str]] = defaultdict(dict)
             query = f"SELECT device, name, value FROM tags WHERE device IN ({ids}) ORDER BY name"
             for id_, name, value in transaction.execute(query, values):
                 tags[id_][name] = value
-            events: dict[int, dict[str, Any]] = defaultdict(dict)
-            query = f"SELECT device, kind, document FROM newest_events WHERE device IN ({ids})"
-            for id_, kind, document in transaction.execute(query, values):
-                events[id_][kind] = json.loads(document)
             rows = transaction.execute(
-                f"SELECT {_COLUMNS}, {_HEARD}, (SELECT document {_NEWEST}), (SELECT received {_NEWEST}) "
-                f"FROM devices d WHERE {condition} ORDER BY name LIMIT {most}",
+                f"SELECT {_COLUMNS}, {_HEARD}, (SELECT document {_NEWEST}), (SELECT received {_NEWEST}), {_REGIME} "
+                f"FROM devices d WHERE {condition} ORDER BY name LIMIT {_AT_ONCE}",
                 values,
             )
-        return [_device(row, tags.get(row[0], {}), events.get(row[0], {})) for row in rows]
+        return [_device(row, tags.get(row[0], {})) for row in rows]
 
     def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Sequence[str], who: str) -> None:
         """Put `tags` on each device, and take the `removed` names off; record it as done by `who`."""
@@ -308,8 +301,8 @@ def _update(transaction: Transaction, columns: Sequence[str], rows: Sequence[Row
     transaction.execute_many(f"UPDATE devices SET {names} WHERE id = ?", [(*row[1:], row[0]) for row in sorted(rows)])
 
 
-def _device(row: Row, tags: Mapping[str, str], events: Mapping[str, Any]) -> Device:
-    id_, fleet, name, first_seen, last_seen, *columns, birth, heard, newest, newest_at = row
+def _device(row: Row, tags: Mapping[str, str]) -> Device:
+    id_, fleet, name, last_seen, *columns, birth, heard, newest, newest_at, regime = row
     seen = max(last_seen, heard or 0.0)
-    documents = [json.loads(each) if each else {} for each in (birth, newest)]
-    return Device(id_, fleet, name, first_seen, seen, *[*columns, *documents, newest_at, tags, events])
+    known, telemetry, kept = (json.loads(each) if each else {} for each in (birth, newest, regime))
+    return Device(id_, fleet, name, seen, *[*columns, known, telemetry, newest_at, tags, kept])

@@ -50,12 +50,12 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
     now: Unix time in s. silent_s: after so many seconds without a message an online device is `silent`.
     """
     if device.is_newer:
-        device = replace(device, agent_version=None, model=None, engine=None, calibration=None, telemetry={}, events={})
+        device = replace(device, agent_version=None, model=None, engine=None, calibration=None, telemetry={}, regime={})
     seen_s = max(0.0, now - device.last_seen) if device.last_seen else None
     unheard = seen_s is None or seen_s > silent_s
     state = "silent" if device.state in ("online", "degraded") and unheard else device.state
-    cameras = _cameras(device.telemetry)
-    regime = value_at(device.events.get("regime", {}), "artefact")
+    cameras = cameras_of(device.telemetry).values()
+    regime = value_at(device.regime, "artefact")
     fidelity = least_fidelity(device.telemetry)
     drift = max((value_at(each, "drift", "state") for each in cameras), key=_severity, default=None)
     return {
@@ -68,29 +68,27 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
         "agent": device.agent_version,
         "schema": None if device.schema is None else float(device.schema),
         "drift": printable(drift) if isinstance(drift, str) else None,
-        "gain_db": _worst(max, (value_at(each, "drift", "gain_db") for each in cameras)),
-        "gain": _worst(max, (value_at(each, "drift", "gain", "estimate") for each in cameras)),
+        "gain_db": _worst(max, cameras, "drift", "gain_db"),
+        "gain": _worst(max, cameras, "drift", "gain", "estimate"),
         **dict(zip(_FIDELITY, fidelity, strict=True)),
         **dict(zip(_ACCURACY, _bounds(value_at(device.telemetry, "labelled_accuracy", "accuracy")), strict=True)),
-        "fps": _worst(min, (value_at(each, "fps") for each in cameras)),
-        "latency_p50": _worst(max, (value_at(each, "latency_ms", "p50") for each in cameras)),
-        "latency_p99": _worst(max, (value_at(each, "latency_ms", "p99") for each in cameras)),
+        "fps": _worst(min, cameras, "fps"),
+        "latency_p50": _worst(max, cameras, "latency_ms", "p50"),
+        "latency_p99": _worst(max, cameras, "latency_ms", "p99"),
         "seen_s": seen_s,
     }
 
 
 def least_fidelity(telemetry: Mapping[str, Any]) -> tuple[float | None, ...]:
     """Return estimate, low end, high end and frames of the least faithful camera; None for what is not known."""
-    return min((_fidelity(each) for each in _cameras(telemetry)), key=_lower_bound, default=(None,) * 4)
+    each = (_bounds(value_at(camera, "fidelity")) for camera in cameras_of(telemetry).values())
+    return min(each, key=_lower_bound, default=(None,) * 4)
 
 
-def _cameras(telemetry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def cameras_of(telemetry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what telemetry, which may have any shape, says of each camera, by name."""
     reported = telemetry.get("cameras")
-    return [each for each in reported.values() if isinstance(each, dict)] if isinstance(reported, dict) else []
-
-
-def _fidelity(camera: Mapping[str, Any]) -> tuple[float | None, ...]:
-    return _bounds(value_at(camera, "fidelity"))
+    return reported if isinstance(reported, Mapping) else {}
 
 
 def _bounds(interval: Any) -> tuple[float | None, ...]:
@@ -105,8 +103,8 @@ def _severity(state: object) -> int:
     return ("calm", "warning", "alarm").index(state) if state in ("calm", "warning", "alarm") else -1
 
 
-def _worst(pick: Callable[[Iterable[float]], float], values: Iterable[object]) -> float | None:
-    known = [number for number in map(as_number, values) if number is not None]
+def _worst(pick: Callable[[Iterable[float]], float], cameras: Iterable[Any], *keys: str) -> float | None:
+    known = [number for each in cameras if (number := as_number(value_at(each, *keys))) is not None]
     return pick(known) if known else None
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import NamedTuple
 
-from fleet.devices.devices import Name, RowCache
+from fleet.devices.devices import REGIME, Name, RowCache
 from fleet.store.transaction import FleetStore, ReportRow, Row, Transaction
 
 Key = tuple[int, int]  # a device's id, its epoch
@@ -23,11 +23,6 @@ Span = tuple[int, int, float]  # first number, last number, time by the board's 
 _KEY = ("device", "epoch")
 _COLUMNS = ("upto", "highest", "ts", "heard")
 _FIRST_PAGE, _PAGE = 16, 1000  # rows that are read at once; few at first, for there may be a hole right there
-# The events that the contract has (agent.contract.messages.Event); a stranger may invent any number of others.
-_KINDS = frozenset(
-    ["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"]
-)
-_KINDS |= {"camera", "observer", "results", "preview"}
 
 
 class Stream(NamedTuple):
@@ -99,14 +94,14 @@ class Reports:
                 spans[key].append((each.first, each.last, 0.0))
         conflicting = {(*row[:3], row.document) for row in transaction.add_reports(rows)}
         _add_gaps(transaction, gaps)
-        _add_newest(transaction, rows)
-        steps = advance_streams(transaction, spans, now)
-        duplicates = set(self._duplicates.detect(transaction, steps))
+        _add_newest_regimes(transaction, rows)
+        complete, grown = _advance_streams(transaction, spans, now)
+        duplicates = set(self._duplicates.detect(transaction, grown))
         reports = [each for each in entries if isinstance(each, Report)] if conflicting else []
         return AddedReports(
-            {stream: steps[key].upto for stream, key in keys.items()},
+            {stream: complete[key] for stream, key in keys.items()},
             [each for each in reports if (*keys[each.stream], each.seq, each.document) in conflicting],
-            [stream for stream, key in keys.items() if key in duplicates] if duplicates else [],
+            [stream for stream, key in keys.items() if key in duplicates],
         )
 
     def boards_with_new_streams(
@@ -140,18 +135,19 @@ def _add_gaps(transaction: Transaction, gaps: Sequence[tuple[int, int, int, str,
     transaction.upsert("dropped", columns[:4], columns, rows, "excluded.last >= dropped.last")
 
 
-def _add_newest(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
-    """Keep each device's newest event of each kind, for the tables of all devices."""
-    newest: dict[Row, Row] = {}
+def _add_newest_regimes(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
+    """Keep each device's newest event of a regime, for the tables of all devices."""
+    newest: dict[int, Row] = {}
     for row in rows:
-        if row.kind in _KINDS:
-            key = row.device, row.kind
-            newest[key] = max(newest.get(key, ()), (row.epoch, row.seq, row.document))
+        if row.kind == REGIME:
+            newest[row.device] = max(newest.get(row.device, ()), (row.epoch, row.seq, row.document))
     columns = ("device", "kind", "epoch", "seq", "document")
     newer = (
         "(excluded.epoch, excluded.seq) > (newest_events.epoch, newest_events.seq)"  # another collector may be ahead
     )
-    transaction.upsert("newest_events", columns[:2], columns, [(*key, *each) for key, each in newest.items()], newer)
+    transaction.upsert(
+        "newest_events", columns[:2], columns, [(device, REGIME, *each) for device, each in newest.items()], newer
+    )
 
 
 class _Progress(NamedTuple):
@@ -167,16 +163,12 @@ class _Progress(NamedTuple):
     heard: float = 0.0
 
 
-class StreamStep(NamedTuple):
-    """The position of a stream. has_grown: its highest number rose. ts: the time of that number, by its board."""
+def _advance_streams(
+    transaction: Transaction, spans: Mapping[Key, Sequence[Span]], now: float
+) -> tuple[dict[Key, int], dict[Key, float]]:
+    """Update the progress of streams.
 
-    upto: int
-    has_grown: bool
-    ts: float
-
-
-def advance_streams(transaction: Transaction, spans: Mapping[Key, Sequence[Span]], now: float) -> dict[Key, StreamStep]:
-    """Update the progress of streams, and return it.
+    Return up to which number each is complete; and of those whose highest number rose, the time of that number.
 
     Rows of other collectors count too: each stores them before it comes here, and the lock lets in one at a time.
 
@@ -196,7 +188,8 @@ def advance_streams(transaction: Transaction, spans: Mapping[Key, Sequence[Span]
             upto = complete_through(upto, merge(gaps, ((seq, seq) for seq in _stored_numbers(transaction, key, upto))))
         after[key] = _Progress(upto, highest, ts, max(now, known.heard))
     transaction.upsert("progress", _KEY, (*_KEY, *_COLUMNS), [(*key, *each) for key, each in after.items()])
-    return {key: StreamStep(each.upto, each.highest > before[key].highest, each.ts) for key, each in after.items()}
+    grown = {key: each.ts for key, each in after.items() if each.highest > before[key].highest}
+    return {key: each.upto for key, each in after.items()}, grown
 
 
 def complete_through(upto: int, spans: Iterable[Sequence[float]]) -> int:
@@ -246,27 +239,18 @@ class DuplicateBoards:
         self._newest: RowCache[int, int] = RowCache(store)  # epochs, by device
         self._reported: RowCache[Key, None] = RowCache(store)
 
-    def detect(self, transaction: Transaction, steps: Mapping[Key, StreamStep]) -> list[Key]:
-        """Return the streams of duplicates, each once."""
+    def detect(self, transaction: Transaction, grown: Mapping[Key, float]) -> list[Key]:
+        """Return the streams of duplicates, each once. grown: streams, each with its newest time by its board."""
         self._newest.validate()
         self._reported.validate()
-        if unknown := {(device,) for device, _ in steps if device not in self._newest}:
+        if unknown := {(device,) for device, _ in grown if device not in self._newest}:
             rows = transaction.lookup("devices", ("id",), ("epoch",), unknown)
             self._newest.update({int(key[0]): int(row[0]) for key, row in rows.items()})
-        for device, epoch in steps:
-            if epoch > self._newest.get(device, 0):
-                self._newest[device] = epoch
-        late = {
-            key: step
-            for key, step in steps.items()
-            if step.has_grown and key[1] < self._newest[key[0]] and step.ts > 0.0
-        }
-        if not late:
-            return []
+        for device, epoch in grown:
+            self._newest[device] = max(epoch, self._newest.get(device, 0))
+        late = {key: ts for key, ts in grown.items() if key[1] < self._newest[key[0]] and ts > 0.0}
         newest = {(device, self._newest[device]) for device, _ in late}
         ends = {key[0]: row[0] for key, row in transaction.lookup("progress", _KEY, ("ts",), newest).items()}
-        duplicates = [
-            key for key, step in late.items() if 0.0 < ends.get(key[0], 0.0) < step.ts and key not in self._reported
-        ]
+        duplicates = [key for key, ts in late.items() if 0.0 < ends.get(key[0], 0.0) < ts and key not in self._reported]
         self._reported.update(dict.fromkeys(duplicates))
         return duplicates

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from statistics import quantiles
 
 from fleet.devices.facts import least_fidelity
 from fleet.store.transaction import FleetStore, Transaction
@@ -69,13 +70,8 @@ def _fidelity(transaction: Transaction, newest: Mapping[int, tuple[int, int]]) -
     keys = [(device, *number) for device, number in newest.items()]
     documents = transaction.lookup("reports", ("device", "epoch", "seq"), ("document",), keys)
     estimates = [least_fidelity(json.loads(row[0]))[0] for row in documents.values()]
-    known = sorted(each for each in estimates if each is not None)
-    return (_quantile(known, 0.1), _quantile(known, 0.5)) if known else ()
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile of sorted values, between its two neighbours."""
-    place = share * (len(values) - 1)
-    below = int(place)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (place - below) * (values[above] - values[below])
+    known = [each for each in estimates if each is not None]
+    if len(known) < 2:  # too few for quantiles
+        return tuple(known * 2)
+    tenths = quantiles(known, n=10, method="inclusive")
+    return tenths[0], tenths[4]

@@ -51,7 +51,6 @@ class MergedCalibration:
 
     calibration: Calibration
     distances: Mapping[str, Distance]
-    limits: OutlierLimits
     excluded: Mapping[str, str]
 
 
@@ -71,16 +70,13 @@ def merge_calibration(
     boards, excluded = _examine(uploads, advance)
     boards, others = _largest_kind(boards)
     excluded |= others
-    if not boards:
-        why = next(iter(excluded.values()), "no board has sent any")
-        raise AgentError(
-            "merge.empty", f"no histograms to merge: {why}", "the upload of at least one board", "check the boards"
-        )
+    _check_any(boards, excluded)
     content = next(iter(boards.values())).path.read_bytes()
     facts, tensors = read_facts(content), sorted(tensor for tensor, _ in read_upload(content))
     group = Group(tensors, [board.sketch for board in boards.values()])
     excluded |= {device: why for device, board in boards.items() if (why := group.outweighed(board.sketch))}
     boards = {device: board for device, board in boards.items() if device not in excluded}
+    _check_any(boards, excluded)  # each may count too much, in a tensor of its own
     sums, distances = _measure_distances(group, boards, advance)
     limits = OutlierLimits.from_distances(list(distances.values()))
     outliers = {device: why for device, each in distances.items() if (why := limits.reason(each))}
@@ -103,7 +99,16 @@ def merge_calibration(
         preprocessing=facts.preprocessing,
     )
     provenance = {"fleet": fleet, "observed": facts.observed, "boards": frames, "excluded": excluded}
-    return MergedCalibration(replace(calibration, merged=provenance), distances, limits, excluded)
+    return MergedCalibration(replace(calibration, merged=provenance), distances, excluded)
+
+
+def _check_any(boards: Mapping[str, ExaminedUpload], excluded: Mapping[str, str]) -> None:
+    """Raise AgentError (`merge.empty`) without a board."""
+    if not boards:
+        why = next(iter(excluded.values()), "no board has sent any")
+        raise AgentError(
+            "merge.empty", f"no histograms to merge: {why}", "the upload of at least one board", "check the boards"
+        )
 
 
 class Merger:

@@ -33,7 +33,6 @@ log = logging.getLogger(__package__)
 _QUEUE_BYTES = 16 << 20  # more messages wait at the broker
 _BATCH_BYTES = 1 << 20
 _CONNECT_S = 10.0
-_MOST_S = 1800.0
 _TOPIC_BYTES = 200  # logged bytes of a topic
 _ROUNDS = 8  # commands to one board, for all or for what is missing
 _VALID_S = 60.0
@@ -68,7 +67,7 @@ class MergeExchange:
         at_once: int,
         silence_s: float,
         signer: Signer | None = None,
-        most_s: float = _MOST_S,
+        most_s: float = 1800.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare an exchange. Raises AgentError as UploadInbox.
@@ -91,17 +90,10 @@ class MergeExchange:
         self._pending: dict[str, _PendingUpload] = {}
         self._online: set[str] = set()
         self._endpoint = endpoint
-        topics = f"tared/v1/{fleet}/+"
         self._queue = ReceiveQueue(_QUEUE_BYTES)
-        self._client = MqttClient(
-            endpoint,
-            f"tared-merge-{uuid.uuid4().hex}",
-            SessionOptions(
-                subscriptions=[f"{topics}/status", f"{topics}/cmd/+/result", f"{topics}/histograms/+/+"],
-                backoff=Backoff(0.2, 2.0),
-                receive_queue=self._queue,
-            ),
-        )
+        topics = [f"tared/v1/{fleet}/+/{path}" for path in ("status", "cmd/+/result", "histograms/+/+")]
+        session = SessionOptions(subscriptions=topics, backoff=Backoff(0.2, 2.0), receive_queue=self._queue)
+        self._client = MqttClient(endpoint, f"tared-merge-{uuid.uuid4().hex}", session)
 
     def gather(
         self,

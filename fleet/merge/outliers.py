@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +52,7 @@ class Sketch:
         return cls(octaves, np.array([histograms[tensor].total for tensor in tensors]))
 
 
-@dataclass(frozen=True)
-class Distance:
+class Distance(NamedTuple):
     """The costs of the group's scales for a board, and of the board's scales for the group, in dB."""
 
     to_board_db: float
@@ -61,30 +61,26 @@ class Distance:
 
 @dataclass(frozen=True)
 class OutlierLimits:
-    """The distances in dB beyond which a board is an outlier, and the median distances."""
+    """The distances beyond which a board is an outlier, and the median distances."""
 
-    to_board_db: float
-    to_group_db: float
+    limit: Distance
     median: Distance
 
     @classmethod
     def from_distances(cls, distances: Sequence[Distance]) -> OutlierLimits:
-        to_board = [each.to_board_db for each in distances]
-        to_group = [each.to_group_db for each in distances]
-        median = Distance(float(np.median(to_board)), float(np.median(to_group)))
-        return cls(_limit(to_board), _limit(to_group), median)
+        costs_db = np.array(distances)
+        median = np.median(costs_db, axis=0)
+        spread = _TO_SIGMA * np.median(np.abs(costs_db - median), axis=0)
+        limit = np.maximum(median + _SPREADS * spread, LEAST_LIMIT_DB)
+        return cls(Distance(*limit.tolist()), Distance(*median.tolist()))
 
     def reason(self, distance: Distance) -> str:
         """Return why a board is an outlier; empty if it is none."""
-        if distance.to_board_db > self.to_board_db:
-            cost, usual, limit = distance.to_board_db, self.median.to_board_db, self.to_board_db
-            harm = "the group's scales would cost this board"
-        elif distance.to_group_db > self.to_group_db:
-            cost, usual, limit = distance.to_group_db, self.median.to_group_db, self.to_group_db
-            harm = "this board's scales would cost the group"
-        else:
-            return ""
-        return f"{harm} {cost:.1f} dB, the median of all is {usual:.1f}, the limit {limit:.1f}"
+        harms = "the group's scales would cost this board", "this board's scales would cost the group"
+        for harm, cost, usual, limit in zip(harms, distance, self.median, self.limit, strict=True):
+            if cost > limit:
+                return f"{harm} {cost:.1f} dB, the median of all is {usual:.1f}, the limit {limit:.1f}"
+        return ""
 
 
 class Group:
@@ -126,9 +122,3 @@ class Group:
     def _scales(self, octaves: Scales) -> dict[str, float]:
         rows = zip(self._tensors, np.exp2(octaves).tolist(), strict=True)
         return {tensor: scale for tensor, scale in rows if not math.isnan(scale)}
-
-
-def _limit(costs_db: Sequence[float]) -> float:
-    median = float(np.median(costs_db))
-    spread = _TO_SIGMA * float(np.median(np.abs(np.asarray(costs_db) - median)))
-    return max(median + _SPREADS * spread, LEAST_LIMIT_DB)

@@ -6,5 +6,5 @@ Reading order: `store` (what the fleet's store knows), `processes` (what each pr
 
 Public names:
     store      StoreMetrics, device_metrics, rollout_metrics
-    processes  CollectorMetrics, ControllerMetrics, WebMetrics
+    processes  ProcessMetrics, collector_metrics, controller_metrics, web_metrics
 """

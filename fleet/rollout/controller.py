@@ -48,7 +48,6 @@ _RETRY_S = 2.0
 _IDLE_S = 1.0
 _UNABLE_S = 60.0
 _SAME_CHUNKS_S = 1.0  # before chunks that are requested again are sent again
-_SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
 _LEFT = "left to another controller"
 _NO_KEY = CommandError(
     "rollout.unsigned",
@@ -98,16 +97,11 @@ class Controller:
         self._sender = CommandSender(clock)
         self._stepper = RolloutStepper(store, self._sender, self._owner, who, signer, self._settings, lease_s, clock)
         self._queue = ReceiveQueue(_QUEUE_BYTES)
-        self._client = MqttClient(
-            endpoint,
-            f"tared-rollout-{uuid.uuid4().hex}",
-            SessionOptions(
-                subscriptions=[f"tared/v1/{fleet or '+'}/+/{path}" for path in _SUBSCRIPTIONS],
-                backoff=Backoff(0.2, 5.0),
-                sources=[self._sender],
-                receive_queue=self._queue,
-            ),
+        topics = [f"tared/v1/{fleet or '+'}/+/{path}" for path in ("status", "reported", "cmd/+/result")]
+        session = SessionOptions(
+            subscriptions=topics, backoff=Backoff(0.2, 5.0), sources=[self._sender], receive_queue=self._queue
         )
+        self._client = MqttClient(endpoint, f"tared-rollout-{uuid.uuid4().hex}", session)
 
     @property
     def connected(self) -> bool:

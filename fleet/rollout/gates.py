@@ -45,14 +45,11 @@ class Standing:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The verdict of a gate. words: the figures behind it."""
+    """The verdict of a gate, as it is recorded. found: the figures behind it, in words."""
 
     gate: str
     passed: bool
-    words: str
-
-    def as_dict(self) -> dict[str, object]:
-        return {"gate": self.gate, "passed": self.passed, "found": self.words}
+    found: str
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ class RolloutState(str, Enum):
         return self in (RolloutState.COMPLETED, RolloutState.ROLLED_BACK, RolloutState.ABORTED)
 
 
+_UNFINISHED = f"state IN ({', '.join(repr(each.value) for each in RolloutState if not each.is_finished)})"
+
+
 class BoardStage(str, Enum):
     """The stage of one board in a rollout.
 
@@ -220,19 +223,16 @@ def rollout_counts(transaction: Transaction) -> Counter[RolloutState]:
 
 def unfinished_rollouts(transaction: Transaction, most: int) -> list[Rollout]:
     """Return the newest rollouts that are not finished, of all fleets."""
-    states = [each.value for each in RolloutState if not each.is_finished]
-    where = f"WHERE state IN ({', '.join('?' * len(states))}) ORDER BY created DESC LIMIT ?"
-    return _rollouts(transaction, where, (*states, most))
+    return _rollouts(transaction, f"WHERE {_UNFINISHED} ORDER BY created DESC LIMIT ?", (most,))
 
 
 def free_rollouts(transaction: Transaction, owner: str, now: float, fleet: str | None = None) -> list[Rollout]:
     """Return the unfinished rollouts of a fleet, or of all, that nobody but `owner` holds, locked; the oldest first."""
-    live = [each.value for each in RolloutState if not each.is_finished]
     where = (
-        "WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) AND fleet = coalesce(?, fleet) "
+        f"WHERE {_UNFINISHED} AND (lease_owner = ? OR lease_until < ?) AND fleet = coalesce(?, fleet) "
         f"ORDER BY created {transaction.skip_locked}"
     )
-    return _rollouts(transaction, where, (*live, owner, now, fleet))
+    return _rollouts(transaction, where, (owner, now, fleet))
 
 
 def lease(transaction: Transaction, rollouts: Iterable[Rollout], owner: str, until: float) -> None:
@@ -413,9 +413,8 @@ def has_any_accepted(transaction: Transaction, identity: str) -> bool:
 
 def mark_accepted(transaction: Transaction, commands: Iterable[str], now: float) -> None:
     """Note that boards carry out these commands."""
-    transaction.execute_many(
-        "UPDATE rollout_commands SET accepted = ? WHERE id = ?", [(now, each) for each in commands]
-    )
+    rows = [(now, each) for each in commands]
+    transaction.execute_many("UPDATE rollout_commands SET accepted = ? WHERE id = ?", rows)
 
 
 def mark_ended(transaction: Transaction, results: Iterable[CommandResult], now: float) -> None:

@@ -14,7 +14,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
@@ -283,9 +283,9 @@ class RolloutStepper:
 
     def _apply_verdict(self, transaction: Transaction, rollout: Rollout, findings: Sequence[GateResult]) -> Rollout:
         """Move the rollout to the next wave, to the end, or back, as the gates say."""
-        document: dict[str, object] = {"wave": rollout.wave + 1, "gates": [each.as_dict() for each in findings]}
+        document: dict[str, object] = {"wave": rollout.wave + 1, "gates": [asdict(each) for each in findings]}
         lost = [each for each in findings if not each.passed]
-        why = "; ".join(f"{each.gate}: {each.words}" for each in lost or findings)
+        why = "; ".join(f"{each.gate}: {each.found}" for each in lost or findings)
         if lost:
             ends_as = RolloutState.ROLLED_BACK
             back = replace(rollout, state=RolloutState.UNDOING, undo_from=rollout.wave, ends_as=ends_as)

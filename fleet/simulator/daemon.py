@@ -130,11 +130,12 @@ class Daemon:
 
     def _new_client(self, endpoint: Endpoint, client_id: str, options: SessionOptions, clock: Clock) -> LightClient:
         """Make the client that MqttLink uses."""
-        context = self._context
+        context, common = self._context, self._context.options
         self.client = LightClient(self._loop, endpoint, client_id, options, clock)
-        self.client.on_turn, self.client.on_admitted = self._tick, context.options.on_admitted
-        self.client.on_dial = context.options.on_dial
-        faults = context.options.simulation.faults
+        self.client.on_turn = self._tick
+        self.client.on_dial = lambda: common.dials.append(common.now_s())
+        self.client.on_admitted = lambda: common.arrivals.append(common.now_s())
+        faults = common.simulation.faults
         if faults.duplicate or faults.delay:
             self.client.draw_delivery = lambda: faults.draw_delivery(context.rng)
         return self.client

@@ -10,21 +10,8 @@ from pydantic import JsonValue
 from agent.commands.dispatcher import CommandProgress, Handler
 from agent.commands.settings import Settings
 from agent.common.errors import AgentError, CommandError
-from agent.contract.commands import (
-    CalibrationArgs,
-    CancelArgs,
-    HistogramsArgs,
-    LogLevelArgs,
-    ModelArgs,
-    PolicyArgs,
-    RecalibrateArgs,
-    RestartArgs,
-    RollbackArgs,
-    SetArgs,
-    SnapshotArgs,
-    StatusArgs,
-    SwitchArgs,
-)
+from agent.common.schema import Strict
+from agent.contract.commands import CalibrationArgs, LogLevelArgs, ModelArgs, RecalibrateArgs, SetArgs, SwitchArgs
 from agent.contract.messages import Accuracy
 from agent.jobs.job import JobState
 from calibrate.threshold import parse_method
@@ -54,7 +41,7 @@ class SimulatedHandlers:
             "calibration": self._on_calibration,
         }
 
-    def _on_status(self, _args: StatusArgs, progress: CommandProgress) -> None:
+    def _on_status(self, _args: Strict, progress: CommandProgress) -> None:
         engines, t_s = self._engines, self._context.options.now_s()
         fidelity = self._context.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
         regimes: list[JsonValue] = [each.id for each in engines.other_lights.values()]
@@ -80,10 +67,8 @@ class SimulatedHandlers:
             "observer": "observing",
             "automatic": automatic,
             "stopped_by": "" if automatic else "recalibration.automatic",
-            "job": None,
+            "job": job and {"id": job.id, "trigger": job.trigger, "state": job.state.value, "percent": job.percent},
         }
-        if job is not None:
-            status["job"] = {"id": job.id, "trigger": job.trigger, "state": job.state.value, "percent": job.percent}
         progress.succeed(status)
 
     def _on_recalibrate(self, args: RecalibrateArgs, progress: CommandProgress) -> None:
@@ -95,7 +80,7 @@ class SimulatedHandlers:
         """Take the file as delivered: transfers are not simulated."""
         self._engines.start_job("model", self._is_bad(args.sha256), progress)
 
-    def _on_histograms(self, _args: HistogramsArgs, _progress: CommandProgress) -> None:
+    def _on_histograms(self, _args: Strict, _progress: CommandProgress) -> None:
         """Refuse: these boards count nothing, so their configuration forbids it."""
         found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
         raise CommandError("command.privacy", found, "permission to send histograms", remedy)
@@ -113,14 +98,14 @@ class SimulatedHandlers:
             raise CommandError("command.switch", found, ", ".join(known), "ask for the status first")
         self._engines.switch(known[args.regime], "switch", progress)
 
-    def _on_policy(self, _args: PolicyArgs, _progress: CommandProgress) -> None:
+    def _on_policy(self, _args: Strict, _progress: CommandProgress) -> None:
         """Refuse: these boards show no answers."""
         found, remedy = "a simulated board, which shows no answers", "send the policy to a board with a camera"
         raise CommandError(
             "command.policy", found, "a board that shows answers, of which a policy leaves some out", remedy
         )
 
-    def _on_rollback(self, _args: RollbackArgs, progress: CommandProgress) -> None:
+    def _on_rollback(self, _args: Strict, progress: CommandProgress) -> None:
         engines = self._engines
         if engines.job is not None and engines.job.state is JobState.PROBATION:
             found, remedy = "the operator's rollback", "recalibrate from other frames"
@@ -134,7 +119,7 @@ class SimulatedHandlers:
             engines.end_job(cancelled("the operator rolls back"))
             engines.switch(engines.previous, "rollback", progress)
 
-    def _on_cancel(self, _args: CancelArgs, progress: CommandProgress) -> None:
+    def _on_cancel(self, _args: Strict, progress: CommandProgress) -> None:
         if self._engines.job is None:
             raise CommandError(
                 "command.nothing", "no running job", "a running job to cancel", "ask for the status first"
@@ -155,10 +140,10 @@ class SimulatedHandlers:
     def _on_log_level(self, args: LogLevelArgs, progress: CommandProgress) -> None:
         progress.succeed({"level": args.level})
 
-    def _on_restart(self, _args: RestartArgs, progress: CommandProgress) -> None:
+    def _on_restart(self, _args: Strict, progress: CommandProgress) -> None:
         progress.succeed()
         self._restart()
 
-    def _on_snapshot(self, _args: SnapshotArgs, _progress: CommandProgress) -> None:
+    def _on_snapshot(self, _args: Strict, _progress: CommandProgress) -> None:
         found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
         raise CommandError("command.privacy", found, "permission to send a picture", remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,8 +146,7 @@ class BoardOptions:
         folder: For the disks of boards that need one.
         started_s: Start of the simulation, monotonic.
         loop: Drives them.
-        on_dial: Called each time one wants to connect.
-        on_admitted: Called each time a broker has admitted one.
+        dials, arrivals: As in `SimulationOutcome`; the boards fill them.
     """
 
     endpoint: Endpoint
@@ -156,8 +155,8 @@ class BoardOptions:
     folder: Path
     started_s: float
     loop: Loop
-    on_dial: Callable[[], None]
-    on_admitted: Callable[[], None]
+    dials: list[float]
+    arrivals: list[float]
 
     def now_s(self) -> float:
         """Return the seconds since the simulation's start."""

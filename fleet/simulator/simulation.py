@@ -64,7 +64,6 @@ class Simulation:
         self.outcome = SimulationOutcome(devices=options.devices)
         self._endpoint, self._options = endpoint, options
         self._boards: list[SimulatedBoard] = []
-        self._started_s = 0.0
         self._counted_s = 0.0
 
     @property
@@ -101,10 +100,8 @@ class Simulation:
 
     def _prepare(self, loop: Loop, folder: Path) -> None:
         """Make the boards, and time their starts and the storms."""
-        options = self._options
-        self._started_s = time.monotonic()
-        on_dial, on_admitted = self._note_time(self.outcome.dials), self._note_time(self.outcome.arrivals)
-        common = self._started_s, loop, on_dial, on_admitted
+        options, started_s = self._options, time.monotonic()
+        common = started_s, loop, self.outcome.dials, self.outcome.arrivals
         of_boards = BoardOptions(self._endpoint, options, board_config(options), folder, *common)
         self._boards = [SimulatedBoard(number, of_boards) for number in range(options.devices)]
         allow_files(sum(board.files for board in self._boards))
@@ -115,12 +112,12 @@ class Simulation:
             number, board = next(starts)
             board.start()
             if number < options.devices:
-                loop.call_at(self._started_s + number * step_s, start_next)
+                loop.call_at(started_s + number * step_s, start_next)
 
         loop.call_soon(start_next)
         for storm_s in options.storms:
             for board in self._boards:
-                loop.call_at(self._started_s + storm_s, board.cut)
+                loop.call_at(started_s + storm_s, board.cut)
 
     def _count(self) -> None:
         outcome, up = self.outcome, [board for board in self._boards if board.starts]
@@ -131,9 +128,6 @@ class Simulation:
         outcome.results = Counter()
         for board in up:
             outcome.results.update(board.context.results)
-
-    def _note_time(self, times: list[float]) -> Callable[[], None]:
-        return lambda: times.append(time.monotonic() - self._started_s)
 
 
 def _run_until_all(

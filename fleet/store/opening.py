@@ -46,18 +46,15 @@ def open_existing(where: str, cache_kib: int = CACHE_KIB) -> FleetStore:
     """
     where = _resolved(where)
     if "://" not in where:
+        found = ""
         try:
             with Path(where).open("rb") as file:
-                head = file.read(len(_SQLITE))
+                if file.read(len(_SQLITE)) != _SQLITE:
+                    found = f"{where}, no database"
         except OSError as error:
             found = f"no file {where}" if isinstance(error, FileNotFoundError) else f"{where}: {error.strerror}"
-            raise ConfigError(
-                "fleet.db", found, "a database that 'tared fleet collect' writes", "correct --db"
-            ) from error
-        if head != _SQLITE:
-            raise ConfigError(
-                "fleet.db", f"{where}, no database", "a database that 'tared fleet collect' writes", "correct --db"
-            )
+        if found:
+            raise ConfigError("fleet.db", found, "a database that 'tared fleet collect' writes", "correct --db")
     return open_store(where, cache_kib)
 
 

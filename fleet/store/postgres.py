@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, cast
 
 import psycopg
@@ -18,7 +18,7 @@ from psycopg.sql import SQL
 from agent.common.database import Access, readable_schemas, show_schemas
 from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, on_conflict
+from fleet.store.transaction import CONTENDED, FleetStore, Names, ReportRow, Row, Rows, Transaction, on_conflict
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # advisory lock: of two processes that start at once, one migrates
@@ -33,7 +33,6 @@ _OPTIONS: dict[str, Any] = {
     "target_session_attrs": "read-write",
 }
 _ROLLED_BACK = ("40", "55P03")  # deadlocks and serialisation failures; a lock that is not available
-_AT_ONCE = 500  # rows of a COPY
 _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
 
 
@@ -129,18 +128,14 @@ class PostgresTransaction(Transaction):
     def execute_count(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._cursor.execute(_translate(sql), parameters).rowcount
 
-    def upsert(
-        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
-    ) -> None:
+    def upsert(self, table: str, key: Names, columns: Names, rows: Sequence[Row], where: str = "TRUE") -> None:
         if not rows:
             return
         arrays, values = _arrays(sorted(rows))
         insert = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
         self._cursor.execute(_sql(insert + on_conflict(key, columns, where)), values)
 
-    def lookup(
-        self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
-    ) -> dict[Row, Row]:
+    def lookup(self, table: str, key: Names, columns: Names, keys: Iterable[Row], lock: bool = False) -> Rows:
         requested = sorted(keys)
         if not requested:
             return {}
@@ -171,35 +166,13 @@ class PostgresTransaction(Transaction):
         return [ReportRow(*row) for row in self._cursor]
 
     def _copy(self, table: str, rows: Sequence[ReportRow]) -> None:
-        """Send the rows in parts: the server stores one while the next is formatted here."""
         with self._cursor.copy(_sql(f"COPY {table} FROM STDIN")) as copy:
-            for start in range(0, len(rows), _AT_ONCE):
-                copy.write(_lines(rows[start : start + _AT_ONCE]))
+            for row in rows:
+                copy.write_row(row)
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
         oldest = f"SELECT ctid FROM {table} WHERE {column} < ? LIMIT ?"
         return self.execute_count(f"DELETE FROM {table} WHERE ctid IN ({oldest})", (before, most))
-
-
-def _lines(rows: Sequence[ReportRow]) -> str:
-    """Return the rows in COPY's text format (PostgreSQL's manual, "COPY", section "Text Format").
-
-    JSON has no bare control characters within its strings, but may have some between its tokens.
-    """
-    return "".join(
-        [
-            f"{device}\t{epoch}\t{seq}\t{_escaped_kind(kind)}\t{ts!r}\t{_formatted(received)}\t{_escaped(document)}\n"
-            for device, epoch, seq, kind, ts, received, document in rows
-        ]
-    )
-
-
-def _escaped(text: str) -> str:
-    if "\\" in text:
-        text = text.replace("\\", "\\\\")
-    if "\n" in text or "\t" in text or "\r" in text:
-        text = text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
-    return text
 
 
 def _arrays(rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
@@ -207,10 +180,6 @@ def _arrays(rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
     columns = [list(column) for column in zip(*rows, strict=True)]
     types = [next((_TYPES[type(value)] for value in column if value is not None), "text") for column in columns]
     return ", ".join(f"%s::{each}[]" for each in types), columns
-
-
-_escaped_kind = lru_cache(1000)(_escaped)
-_formatted = lru_cache(10)(repr)  # a batch has one time of receipt
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.common.database import Access, Database
 from agent.common.errors import AgentError
 from fleet.store.schema import SQLITE
-from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, on_conflict
+from fleet.store.transaction import CONTENDED, FleetStore, Names, ReportRow, Row, Rows, Transaction, on_conflict
 
 # Acknowledged data survives a power cut. The log is copied into the file every 16 MB, less often than by default:
 # a page that many batches touch is then written once.
@@ -74,16 +74,12 @@ class SqliteTransaction(Transaction):
     def execute_count(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._db.execute(sql, tuple(parameters)).rowcount
 
-    def upsert(
-        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
-    ) -> None:
+    def upsert(self, table: str, key: Names, columns: Names, rows: Sequence[Row], where: str = "TRUE") -> None:
         values = ", ".join("?" * len(columns))
         insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) {on_conflict(key, columns, where)}"
         self._db.executemany(insert, rows)
 
-    def lookup(
-        self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
-    ) -> dict[Row, Row]:
+    def lookup(self, table: str, key: Names, columns: Names, keys: Iterable[Row], lock: bool = False) -> Rows:
         del lock  # a transaction that writes is alone anyway
         query = f"SELECT {', '.join(columns)} FROM {table} WHERE {' AND '.join(f'{name} = ?' for name in key)}"
         rows = {}

@@ -19,6 +19,8 @@ from agent.common.database import Access
 from agent.common.errors import AgentError
 
 Row = tuple[Any, ...]
+Rows = dict[Row, Row]  # values by keys
+Names = Sequence[str]  # columns of a table
 Result = TypeVar("Result")
 CONTENDED = "fleet.contended"
 
@@ -58,9 +60,7 @@ class Transaction(Protocol):
     def execute_count(self, sql: str, parameters: Sequence[object] = ()) -> int:
         """Run one statement and return how many rows it changed."""
 
-    def upsert(
-        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
-    ) -> None:
+    def upsert(self, table: str, key: Names, columns: Names, rows: Sequence[Row], where: str = "TRUE") -> None:
         """Insert rows, or update those that exist.
 
         Args:
@@ -69,9 +69,7 @@ class Transaction(Protocol):
             where: Condition for an update. It names the existing row by the table, the new one `excluded`.
         """
 
-    def lookup(
-        self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
-    ) -> dict[Row, Row]:
+    def lookup(self, table: str, key: Names, columns: Names, keys: Iterable[Row], lock: bool = False) -> Rows:
         """Return these columns of the rows that exist, by key. lock: nobody else changes them until the end."""
 
     def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
@@ -120,7 +118,7 @@ class FleetStore(abc.ABC):
         self.close()
 
 
-def on_conflict(key: Sequence[str], columns: Sequence[str], where: str) -> str:
+def on_conflict(key: Names, columns: Names, where: str) -> str:
     """Return the end of an INSERT that updates rows which exist, as `Transaction.upsert` describes it."""
     others = [f"{name} = excluded.{name}" for name in columns if name not in key]
     action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"

@@ -72,18 +72,14 @@ def _states(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> S
         )
         for fact in absent[:_MOST_ABSENT]
     ]
-    words = [
-        f"{each}." for each in (unread(devices), _more(len(absent), _MOST_ABSENT, "that are silent or offline")) if each
-    ]
+    words = [f"{newer}."] if (newer := unread(devices)) else []
+    if len(absent) > _MOST_ABSENT:
+        words.append(f"The table shows {_MOST_ABSENT} of {len(absent)} devices that are silent or offline.")
     return Section("State", words, figures=figures, tables=[Table(heads, rows)] if rows else [])
 
 
 def _age(seconds: Fact) -> float:
     return float(seconds) if isinstance(seconds, float) else 1e12  # never seen: the longest
-
-
-def _more(count: int, shown: int, which: str) -> str:
-    return f"The table shows {shown} of {count} devices {which}" if count > shown else ""
 
 
 def _by_kind(title: str, kinds: Iterable[str], known: Sequence[Mapping[str, Fact]]) -> Figure:

@@ -17,10 +17,10 @@ from agent.common.errors import AgentError
 from agent.common.table import ShownConsole, tabulate
 from agent.common.timing import Backoff
 from agent.contract.topics import MAX_NAME_BYTES, Topics
-from agent.contract.wire import MessageError, read_object
+from agent.contract.wire import read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.receive_queue import Arrival, ReceiveQueue
-from fleet.devices.facts import value_at
+from fleet.devices.facts import cameras_of, value_at
 from fleet.operator import wait_connected
 from fleet.untrusted import printable
 
@@ -70,10 +70,8 @@ def watch(
     with client, screen as table:
         wait_connected(client, endpoint, _CONNECT_S)
         while not ended():
-            arrived = arrivals.pop(_QUEUE_BYTES, _POLL_S, _POLL_S)
-            for arrival in arrived:
+            for arrival in arrivals.pop(_QUEUE_BYTES, _POLL_S, _POLL_S):
                 _receive(arrival, fleet, devices, known, None if live else _print)
-            arrivals.confirm(len(arrived))
             if table is not None:
                 table.update(_table(known, console.width), refresh=True)
 
@@ -90,7 +88,7 @@ def _receive(
         name, kind = arrival.topic.decode().split("/")[3:5]
         Topics(fleet, name)
         document = read_object(arrival.payload)
-    except (AgentError, MessageError, UnicodeDecodeError):
+    except (AgentError, ValueError):
         return
     if devices and name not in devices:
         return
@@ -111,11 +109,11 @@ def _table(known: dict[str, WatchedDevice], width: int) -> RenderableType:
     for name, device in sorted(known.items()):
         state = device.newest.get("status", {}).get("state", "?")
         engine = str(device.newest.get("birth", {}).get("engine") or "")
-        cameras = device.newest.get("telemetry", {}).get("cameras")
-        camera: Any = next(iter(cameras.values()), {}) if isinstance(cameras, dict) else {}
+        camera: Any = next(iter(cameras_of(device.newest.get("telemetry", {})).values()), {})
         heard = f"{time.monotonic() - device.heard_s:.0f} s ago" if device.heard_s is not None else "not yet"
-        event = _event(device.newest.get("event", {}))
-        rows.append((_plain(name), _plain(state), _plain(engine), *_figures(camera), _plain(event), heard))
+        event = device.newest.get("event", {})
+        words = " ".join(str(event[key]) for key in ("kind", "trigger", "step", "state", "code") if key in event)
+        rows.append((_plain(name), _plain(state), _plain(engine), *_figures(camera), _plain(words), heard))
     return tabulate(_HEADS, rows, width, prose=("newest event",))
 
 
@@ -125,11 +123,6 @@ def _figures(camera: Any) -> tuple[str, str, str, str, str]:
     figures = (value_at(camera, *path) for path in paths)
     fps, p50, p99, estimate = (f"{each:.3g}" if isinstance(each, (int, float)) else "" for each in figures)
     return fps, p50, p99, estimate, _plain(value_at(camera, "drift", "state") or "")
-
-
-def _event(event: dict[str, Any]) -> str:
-    words = (str(event[key]) for key in ("kind", "trigger", "step", "state", "code") if key in event)
-    return " ".join(words)
 
 
 def _plain(text: object) -> str:

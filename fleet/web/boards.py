@@ -16,7 +16,7 @@ from agent.contract.topics import Topics
 from agent.contract.wire import read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.receive_queue import Arrival, ReceiveQueue
-from fleet.devices.facts import as_number, value_at
+from fleet.devices.facts import as_number, cameras_of, value_at
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _QUEUE_BYTES, _BATCH_BYTES = 16 << 20, 1 << 20
@@ -64,15 +64,9 @@ class LiveBoards:
         self.fleet, self._clock = fleet, clock
         self.version = 0
         self._queue = ReceiveQueue(_QUEUE_BYTES)
-        self._client = MqttClient(
-            endpoint,
-            f"tared-web-{uuid.uuid4().hex[:12]}",
-            SessionOptions(
-                subscriptions=[f"tared/v1/{fleet}/+/{kind}" for kind in KINDS],
-                backoff=Backoff(0.2, 5.0),
-                receive_queue=self._queue,
-            ),
-        )
+        topics = [f"tared/v1/{fleet}/+/{kind}" for kind in KINDS]
+        session = SessionOptions(subscriptions=topics, backoff=Backoff(0.2, 5.0), receive_queue=self._queue)
+        self._client = MqttClient(endpoint, f"tared-web-{uuid.uuid4().hex[:12]}", session)
         self._boards: dict[str, LiveBoard] = {}
         self._lock = threading.Lock()
         self._ending = False
@@ -112,7 +106,6 @@ class LiveBoards:
                 for arrival in arrivals:
                     self._receive(arrival)
                 self.version += 1
-            self._queue.confirm(len(arrivals))
 
     def _receive(self, arrival: Arrival) -> None:
         """Note a document; messages that cannot be read are ignored."""
@@ -138,11 +131,10 @@ class LiveBoards:
 
 
 def _note_points(board: LiveBoard, telemetry: Mapping[str, Any], now: float) -> None:
-    cameras = telemetry.get("cameras")
-    for name, camera in cameras.items() if isinstance(cameras, Mapping) else ():
+    for name, camera in cameras_of(telemetry).items():
         estimate, gain_db = value_at(camera, "fidelity", "estimate"), value_at(camera, "drift", "gain_db")
-        points = [*board.points.get(str(name), ()), (now, as_number(estimate), as_number(gain_db))]
-        board.points[str(name)] = thinned(points, _MOST_POINTS)
+        points = [*board.points.get(name, ()), (now, as_number(estimate), as_number(gain_db))]
+        board.points[name] = thinned(points, _MOST_POINTS)
 
 
 def _note_job(board: LiveBoard, event: Mapping[str, Any]) -> None:

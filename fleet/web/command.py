@@ -50,14 +50,6 @@ class Listen:
         return (*_LOOPBACK_HOSTS, *(() if is_unspecified(self.host) else (own,)), *self.names)
 
 
-@dataclass(frozen=True)
-class StoreOptions:
-    """The fleet's store: db, as `open_existing`; files, a folder of what rollouts may send; None: they send none."""
-
-    db: str
-    files: Path | None
-
-
 def run_web(
     endpoint: Endpoint,
     fleet: str,
@@ -65,14 +57,16 @@ def run_web(
     password_file: Path | None,
     signer: Signer | None,
     announce: Callable[[str], None],
-    store: StoreOptions | None = None,
+    db: str | None = None,
+    files: Path | None = None,
     metrics: Callable[[LiveBoards], AbstractContextManager[None]] = lambda _boards: nullcontext(),
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         announce: Called with the address once the pages are served.
-        store: None: boards are shown live, and nothing else.
+        db: The fleet's store, as `open_existing`; None: boards are shown live, and nothing else.
+        files: A folder of what rollouts may send; None: they send none.
         metrics: Serves the metrics of the boards while the block runs.
 
     Raises AgentError: `web.missing` without the extra, `web.password` for an address that others can reach without a
@@ -91,11 +85,11 @@ def run_web(
     limit_malloc_arenas()
     password = _password(listen, password_file)
     options = WebOptions(listen.hosts, password)
-    if store is not None and store.files is not None and not store.files.is_dir():
-        found = f"--files {store.files}"
+    if db is not None and files is not None and not files.is_dir():
+        found = f"--files {files}"
         raise ConfigError("web.files", found, "a folder of models and calibrations", "correct --files")
     with ExitStack() as stack:
-        room = stack.enter_context(FleetRoom(store.db, fleet, store.files)) if store is not None else None
+        room = stack.enter_context(FleetRoom(db, fleet, files)) if db is not None else None
         boards = stack.enter_context(LiveBoards(endpoint, fleet))
         stack.enter_context(metrics(boards))
         app = create_app(boards, Orders(endpoint, fleet, signer), options, room)

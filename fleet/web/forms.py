@@ -1,8 +1,9 @@
-"""Read the forms of pages: small, and with the token that no other site can read."""
+"""Read what browsers send: forms, small and with the token that no other site can read, and name and password."""
 
 from __future__ import annotations
 
 import hmac
+from base64 import b64decode
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
@@ -20,3 +21,13 @@ async def read_form(request: Request, token: str) -> dict[str, str]:
     if not hmac.compare_digest(form.pop("token", "").encode(), token.encode()):
         raise HTTPException(403, "this form is not of this page: load the page again\n")
     return form
+
+
+def basic_credentials(authorization: str) -> tuple[bytes, bytes]:
+    """Return the name and the password of an Authorization header; both are empty if it has none."""
+    scheme, _, content = authorization.partition(" ")
+    try:
+        name, _, password = b64decode(content, validate=True).partition(b":")
+    except ValueError:
+        return b"", b""
+    return (name, password) if scheme.lower() == "basic" else (b"", b"")

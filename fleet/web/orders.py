@@ -87,8 +87,7 @@ class Orders:
                 raise AgentError("web.busy", found, f"fewer than {_MOST_AT_ONCE} at a time", remedy)
             self._orders.appendleft(order)
             self.version += 1
-        arguments_of_thread = (order, topics, command)
-        threading.Thread(target=self._follow, args=arguments_of_thread, name=f"order-{op}", daemon=True).start()
+        threading.Thread(target=self._follow, args=(order, topics, command), name=f"order-{op}", daemon=True).start()
         return order
 
     def _follow(self, order: Order, topics: Topics, command: Command) -> None:

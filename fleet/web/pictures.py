@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -20,7 +21,7 @@ from agent.common.errors import AgentError
 from agent.common.html.text import visible
 from agent.common.http.addresses import is_loopback
 from agent.contract.topics import Topics
-from fleet.devices.facts import value_at
+from fleet.devices.facts import cameras_of, value_at
 from fleet.web.boards import LiveBoard
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -54,9 +55,8 @@ def no_picture(board: LiveBoard) -> str:
 
 def camera_choices(board: LiveBoard) -> list[tuple[str, str]]:
     """Return the cameras of a board: the name of each, and how it is shown."""
-    cameras = board.documents.get("telemetry", {}).get("cameras")
-    names = [str(name) for name in cameras] if isinstance(cameras, Mapping) else []
-    return [(name, visible(name, _MOST_NAME)) for name in names[:_MOST_CAMERAS]]
+    cameras = cameras_of(board.documents.get("telemetry", {}))
+    return [(name, visible(name, _MOST_NAME)) for name in islice(cameras, _MOST_CAMERAS)]
 
 
 async def fetch_picture(board: LiveBoard, topics: Topics, camera: str) -> bytes:

@@ -22,7 +22,6 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import CommandError
 from agent.common.heap import release_free_memory
 from calibrate.errors import TaredError
-from fleet.devices.facts import SILENT_S
 from fleet.store.opening import open_existing
 from fleet.store.transaction import FleetStore
 
@@ -63,12 +62,10 @@ class FleetRoom:
     its pages.
     """
 
-    def __init__(
-        self, db: str, fleet: str, files: Path | None = None, silent_s: float = SILENT_S, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
-        """db: as `open_existing`. silent_s: as in `facts`."""
-        self.fleet, self.files, self.silent_s = fleet, files, silent_s
-        self._db, self.clock = db, clock
+    def __init__(self, db: str, fleet: str, files: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        """db: as `open_existing`."""
+        self.fleet, self.files, self.clock = fleet, files, clock
+        self._db = db
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._pool = ThreadPoolExecutor(_THREADS, "store")
 

@@ -6,7 +6,6 @@ import asyncio
 import getpass
 import shlex
 import uuid
-from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,20 +28,12 @@ from fleet.rollout.register import ALL, WAVE, RolloutRegister
 from fleet.rollout.spec import OPS, RolloutSpec, parse_duration, typed_spec
 from fleet.store.transaction import FleetStore
 from fleet.untrusted import printable
-from fleet.web.forms import read_form
+from fleet.web import room_views
+from fleet.web.forms import basic_credentials, read_form
 from fleet.web.room import FleetRoom, Reading
-from fleet.web.room_views import (
-    days_values,
-    devices_values,
-    overview_values,
-    own_rollout,
-    plan_values,
-    rollout_values,
-    rollouts_values,
-)
 from fleet.web.streams import Streams, event
+from fleet.web.views import PACKAGE
 
-_PACKAGE = "fleet.web"
 _DEVICES_S, _ROLLOUT_S, _DAYS_S = 10.0, 1.0, 600.0  # between two readings
 _MOST_WHERE = 1000
 _MOST_REMEMBERED = 100
@@ -71,11 +62,8 @@ def room_routes(room: FleetRoom, streams: Streams, token: str) -> list[Route]:
     """Return the routes of the fleet's pages. token: of their forms."""
     pages = _RoomPages(room, streams, token)
     return [
-        Route("/devices", pages.devices),
+        *(Route(f"/{page}", pages.page) for page in ("devices", "overview", "days", "rollouts")),
         Route("/devices/tags", pages.tag, methods=["POST"]),
-        Route("/overview", pages.overview),
-        Route("/days", pages.days),
-        Route("/rollouts", pages.rollouts),
         Route("/rollouts/new", pages.new_rollout),
         Route("/rollouts/new", pages.create, methods=["POST"]),
         Route("/rollouts/{id}", pages.rollout),
@@ -94,17 +82,9 @@ class _RoomPages:
         self._creating = asyncio.Lock()
         self._created: OrderedDict[str, str] = OrderedDict()  # ids by the seed of the form
 
-    async def devices(self, request: Request) -> Response:
-        return await self._show("devices", _where(request))
-
-    async def overview(self, request: Request) -> Response:
-        return await self._show("overview", _where(request))
-
-    async def days(self, request: Request) -> Response:
-        return await self._show("days", _where(request))
-
-    async def rollouts(self, _request: Request) -> Response:
-        return await self._show("rollouts")
+    async def page(self, request: Request) -> Response:
+        """Show the page that the path names."""
+        return await self._show(request.url.path.removeprefix("/"), _where(request))
 
     async def rollout(self, request: Request, error: str = "", status: int = 200) -> Response:
         return await self._show("rollout", request.path_params["id"], error, status)
@@ -123,7 +103,7 @@ class _RoomPages:
 
     def _tag(self, where: str, tags: Mapping[str, str], removed: Sequence[str], who: str, store: FleetStore) -> None:
         devices = Devices(store)
-        selected = select(devices, self._room.fleet, where or None, self._room.silent_s, clock=self._room.clock)
+        selected = select(devices, self._room.fleet, where, clock=self._room.clock)
         devices.tag(selected, tags, removed, who)
 
     async def new_rollout(self, request: Request) -> Response:
@@ -154,7 +134,9 @@ class _RoomPages:
         """Return the id of the new rollout, or what the form shows of the plan."""
         spec, register = _spec(fields, self._room.files), RolloutRegister(store, who, self._room.clock)
         waves = register.plan(self._room.fleet, spec, fields["seed"])
-        return plan_values(spec, waves) if is_plan else register.create(self._room.fleet, spec, waves, fields["why"])
+        if is_plan:
+            return room_views.plan_values(spec, waves)
+        return register.create(self._room.fleet, spec, waves, fields["why"])
 
     async def steer(self, request: Request) -> Response:
         """Pause, resume or abort a rollout: the fields `step`, `why`, and `undo` of an abort."""
@@ -198,7 +180,7 @@ class _RoomPages:
         values, every_s = _PARTS[page]
 
         def make(store: FleetStore) -> str:
-            return self._render(f"{page}_part.html", **values(self._room, subject, store))
+            return self._render(f"{page}_part.html", **values(store, self._room, subject))
 
         return await self._room.read(f"{page} {subject}", make, every_s)
 
@@ -209,7 +191,7 @@ class _RoomPages:
         """Return what distinguishes a part from another one, as far as people see."""
         return f"{self._start}-{reading.digest}{'-away' if reading.trouble else ''}"
 
-    async def _show(self, page: str, subject: str = "", error: str = "", status: int = 200) -> Response:
+    async def _show(self, page: str, subject: str, error: str = "", status: int = 200) -> Response:
         reading = await self._read(page, subject)
         query = {"shown": self._label(reading)}
         if page == "rollout":
@@ -238,26 +220,16 @@ class _RoomPages:
         return HTMLResponse(self._render(template, **shared, **values), status)
 
     def _render(self, template: str, **values: Any) -> str:
-        return environment(_PACKAGE).get_template(template).render(now=self._room.clock.wall_s(), **values)
+        return environment(PACKAGE).get_template(template).render(now=self._room.clock.wall_s(), **values)
 
 
-_Values = Callable[[FleetRoom, str, FleetStore], dict[str, Any]]
-
-
-def _of_selection(values: Callable[[FleetStore, str, str, float, float], dict[str, Any]]) -> _Values:
-    return lambda room, where, store: values(store, room.fleet, where, room.silent_s, room.clock.wall_s())
-
-
-# The part of the store that each page shows, and how often it is read.
-_PARTS: dict[str, tuple[_Values, float]] = {
-    "devices": (_of_selection(devices_values), _DEVICES_S),
-    "overview": (_of_selection(overview_values), _DEVICES_S),
-    "days": (_of_selection(days_values), _DAYS_S),
-    "rollouts": (lambda room, _, store: rollouts_values(store, room.fleet, room.clock.wall_s()), _ROLLOUT_S),
-    "rollout": (
-        lambda room, identity, store: rollout_values(store, room.fleet, identity, room.clock.wall_s()),
-        _ROLLOUT_S,
-    ),
+# What each page shows of the store, and how often it is read.
+_PARTS: dict[str, tuple[Callable[[FleetStore, FleetRoom, str], dict[str, Any]], float]] = {
+    "devices": (room_views.devices_values, _DEVICES_S),
+    "overview": (room_views.overview_values, _DEVICES_S),
+    "days": (room_views.days_values, _DAYS_S),
+    "rollouts": (room_views.rollouts_values, _ROLLOUT_S),
+    "rollout": (room_views.rollout_values, _ROLLOUT_S),
 }
 
 
@@ -267,14 +239,8 @@ def _where(request: Request) -> str:
 
 def _who(request: Request) -> str:
     """Return who acts, for the record: by the name that the browser gave with the password, if it gave one."""
-    scheme, _, content = request.headers.get("authorization", "").partition(" ")
-    name = ""
-    if scheme.lower() == "basic":
-        try:
-            name = printable(b64decode(content).partition(b":")[0].decode("utf-8", "replace"), 64)
-        except ValueError:
-            name = ""
-    return f"{name or getpass.getuser()} by tared web"
+    name, _ = basic_credentials(request.headers.get("authorization", ""))
+    return f"{printable(name.decode('utf-8', 'replace'), 64) or getpass.getuser()} by tared web"
 
 
 def _words(error: TaredError) -> str:
@@ -286,13 +252,11 @@ def _listed(text: str) -> list[str]:
 
 
 def _steer(fleet: str, begin: str, step: str, undo: str | None, why: str, who: str, store: FleetStore) -> None:
-    register, identity = RolloutRegister(store, who), own_rollout(store, fleet, begin)
+    register, identity = RolloutRegister(store, who), room_views.own_rollout(store, fleet, begin)
     if step == "abort":
         register.abort(identity, undo, why)
-    elif step == "pause":
-        register.pause(identity, why)
     else:
-        register.resume(identity, why)
+        (register.pause if step == "pause" else register.resume)(identity, why)
 
 
 def _spec(fields: Mapping[str, str], files: Path | None) -> RolloutSpec:
@@ -304,22 +268,10 @@ def _spec(fields: Mapping[str, str], files: Path | None) -> RolloutSpec:
         raise CommandError("command.args", str(error), expected, "correct them") from None
     if fields["op"] in FILES:
         arguments = [_with_folder(each, files) for each in arguments]
-    return typed_spec(
-        fields["op"],
-        arguments,
-        select=fields["select"],
-        waves=fields["waves"],
-        gates=fields["gates"],
-        soak_s=parse_duration(fields["soak"]),
-        at_once=at_once,
-        windows=tuple(fields["windows"].split()),
-        timezone=fields["timezone"],
-        order=fields["order"],
-        valid_s=parse_duration(fields["valid"]),
-        deadline_s=parse_duration(fields["deadline"]),
-        silent_s=parse_duration(fields["silent"]),
-        signed=bool(fields["signed"]),
-    )
+    texts = {name: fields[name] for name in ("select", "waves", "gates", "timezone", "order")}
+    times = {f"{name}_s": parse_duration(fields[name]) for name in ("soak", "valid", "deadline", "silent")}
+    windows, signed = tuple(fields["windows"].split()), bool(fields["signed"])
+    return typed_spec(fields["op"], arguments, at_once=at_once, windows=windows, signed=signed, **texts, **times)
 
 
 def _with_folder(argument: str, files: Path | None) -> str:

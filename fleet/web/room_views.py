@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agent.common.errors import CommandError
 from agent.common.html.charts import stacked_bars, timeline
 from agent.common.html.pages import Figure
 from fleet.devices.devices import Device, Devices
-from fleet.devices.facts import facts
+from fleet.devices.facts import SILENT_S, facts
 from fleet.devices.records import AuditEntry
 from fleet.devices.selection import select
 from fleet.devices.trends import daily_trends
@@ -22,6 +21,7 @@ from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import FleetStore
 from fleet.views.sections import DRIFT_COLORS, STATE_COLORS, distributions, state_word, step_mark, thirty_days
 from fleet.views.words import figure, tag_names, unread, unsigned_warning
+from fleet.web.room import FleetRoom
 
 _STAGES = {
     BoardStage.DONE: "good",
@@ -47,54 +47,39 @@ _MOST_DEVICES, _MOST_BOARDS, _MOST_ROLLOUTS, _MOST_RECORDS = 1000, 200, 200, 200
 _MOST_TAGS = 8
 
 
-@dataclass(frozen=True)
-class WaveView:
-    """A wave of a rollout: what has come of it, and what its gates have said; tone: a colour of the style."""
-
-    number: int
-    boards: int
-    counts: str
-    stand: str
-    tone: str
-    gates: Sequence[Mapping[str, Any]]
-
-
-def devices_values(store: FleetStore, fleet: str, where: str, silent_s: float, now: float) -> dict[str, Any]:
+def devices_values(store: FleetStore, room: FleetRoom, where: str) -> dict[str, Any]:
     """Return what the page of devices shows."""
-    devices, words = _selected(store, fleet, where, silent_s)
-    rows = [_device_row(each, now, silent_s) for each in devices[:_MOST_DEVICES]]
+    devices, words = _selected(store, room, where)
+    rows = [_device_row(each, room.clock.wall_s()) for each in devices[:_MOST_DEVICES]]
     newer = unread(devices)
     return {"rows": rows, "count": len(devices), "words": words or (f"{newer}." if newer else "")}
 
 
-def overview_values(store: FleetStore, fleet: str, where: str, silent_s: float, now: float) -> dict[str, Any]:
+def overview_values(store: FleetStore, room: FleetRoom, where: str) -> dict[str, Any]:
     """Return what the page of distributions shows."""
-    devices, words = _selected(store, fleet, where, silent_s)
-    return {
-        "count": len(devices),
-        "words": words,
-        "sections": distributions(devices, now, silent_s) if devices else [],
-    }
+    devices, words = _selected(store, room, where)
+    sections = distributions(devices, room.clock.wall_s(), SILENT_S) if devices else []
+    return {"count": len(devices), "words": words, "sections": sections}
 
 
-def days_values(store: FleetStore, fleet: str, where: str, silent_s: float, now: float) -> dict[str, Any]:
+def days_values(store: FleetStore, room: FleetRoom, where: str) -> dict[str, Any]:
     """Return what the part of the thirty days shows: minutes of reading, where years are stored."""
-    devices, words = _selected(store, fleet, where, silent_s)
-    days = daily_trends(store, [each.id for each in devices], now)
+    devices, words = _selected(store, room, where)
+    days = daily_trends(store, [each.id for each in devices], room.clock.wall_s())
     return {"count": len(devices), "words": words, "sections": [thirty_days(days)]}
 
 
-def _selected(store: FleetStore, fleet: str, where: str, silent_s: float) -> tuple[list[Device], str]:
+def _selected(store: FleetStore, room: FleetRoom, where: str) -> tuple[list[Device], str]:
     """Return the selected devices, and in one sentence why there are none."""
     try:
-        devices = select(Devices(store), fleet, where or None, silent_s)
+        devices = select(Devices(store), room.fleet, where, clock=room.clock)
     except CommandError as error:
         return [], f"{error.found}; expected {error.expected}."
-    return devices, "" if devices else f"No device of the fleet {fleet} is in the store yet."
+    return devices, "" if devices else f"No device of the fleet {room.fleet} is in the store yet."
 
 
-def _device_row(device: Device, now: float, silent_s: float) -> dict[str, Any]:
-    fact = facts(device, now, silent_s)
+def _device_row(device: Device, now: float) -> dict[str, Any]:
+    fact = facts(device, now)
     state, drift = state_word(fact), str(fact["drift"] or "")
     tags = tag_names(device)
     return {
@@ -117,9 +102,9 @@ def _device_row(device: Device, now: float, silent_s: float) -> dict[str, Any]:
     }
 
 
-def rollouts_values(store: FleetStore, fleet: str, now: float) -> dict[str, Any]:
+def rollouts_values(store: FleetStore, room: FleetRoom, _subject: str) -> dict[str, Any]:
     """Return what the page of rollouts shows."""
-    rollouts = RolloutRegister(store, "").all(fleet)
+    rollouts = RolloutRegister(store, "").all(room.fleet)
     return {
         "count": len(rollouts),
         "rows": [
@@ -131,7 +116,7 @@ def rollouts_values(store: FleetStore, fleet: str, now: float) -> dict[str, Any]
                 "wave": f"{each.rollout.wave + 1} of {each.rollout.waves}",
                 "boards": count_words(each.counts.values()),
                 "created": each.rollout.created,
-                "controller": _controller_words(each.rollout, now),
+                "controller": _controller_words(each.rollout, room.clock.wall_s()),
             }
             for each in rollouts[:_MOST_ROLLOUTS]
         ],
@@ -148,9 +133,9 @@ def own_rollout(store: FleetStore, fleet: str, begin: str) -> str:
     return rollout.id
 
 
-def rollout_values(store: FleetStore, fleet: str, begin: str, now: float) -> dict[str, Any]:
+def rollout_values(store: FleetStore, room: FleetRoom, begin: str) -> dict[str, Any]:
     """Return what the page of a rollout shows. Raises CommandError as `own_rollout`."""
-    overview, boards = RolloutRegister(store, "").progress(own_rollout(store, fleet, begin))
+    overview, boards = RolloutRegister(store, "").progress(own_rollout(store, room.fleet, begin))
     rollout = overview.rollout
     notable = [each for each in boards if each.state not in _PLAIN or each.reason]
     return {
@@ -158,7 +143,7 @@ def rollout_values(store: FleetStore, fleet: str, begin: str, now: float) -> dic
         "state": rollout.state.value,
         "tone": _STATES[rollout.state],
         "is_finished": rollout.state.is_finished,
-        "controller": _controller_words(rollout, now),
+        "controller": _controller_words(rollout, room.clock.wall_s()),
         "soak_until": rollout.soak_until if rollout.state is RolloutState.RUNNING else None,
         "does": _spec_words(rollout),
         "waves": list(_waves(overview)),
@@ -211,7 +196,8 @@ def _gate_words(gates: str) -> str:
         return gates
 
 
-def _waves(overview: Overview) -> Iterator[WaveView]:
+def _waves(overview: Overview) -> Iterator[dict[str, Any]]:
+    """Yield what has come of each wave, and what its gates have said."""
     rollout = overview.rollout
     judged: dict[int, list[Mapping[str, Any]]] = {}
     for record in overview.records:
@@ -221,7 +207,7 @@ def _waves(overview: Overview) -> Iterator[WaveView]:
     for wave, counts in sorted(overview.counts.items()):
         gates = judged.get(wave + 1, [])
         stand, tone = _wave_stand(rollout, wave, gates)
-        yield WaveView(wave + 1, sum(counts.values()), count_words([counts]), stand, tone, gates)
+        yield {"number": wave + 1, "counts": count_words([counts]), "stand": stand, "tone": tone, "gates": gates}
 
 
 def _wave_stand(rollout: Rollout, wave: int, gates: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

@@ -11,7 +11,6 @@ import hmac
 import secrets
 import socket
 import threading
-from base64 import b64decode
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -31,17 +30,15 @@ from agent.common.errors import AgentError
 from agent.common.html.pages import environment, resource
 from agent.contract.topics import Topics
 from calibrate.errors import TaredError
-from fleet.web.boards import LiveBoards
-from fleet.web.forms import read_form
+from fleet.web.boards import LiveBoard, LiveBoards
+from fleet.web.forms import basic_credentials, read_form
 from fleet.web.orders import OPS, Orders
 from fleet.web.pictures import camera_choices, fetch_picture, no_picture
 from fleet.web.room import FleetRoom
 from fleet.web.room_pages import room_routes
 from fleet.web.streams import Streams, event
-from fleet.web.table import FleetTable
-from fleet.web.views import board_page
+from fleet.web.views import PACKAGE, FleetTable, board_page
 
-_PACKAGE = "fleet.web"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -125,19 +122,12 @@ class _Guard:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        if self._password and not self._knows_password(Headers(scope=scope).get("authorization", "")):
+        _, given = basic_credentials(Headers(scope=scope).get("authorization", ""))
+        if self._password and not hmac.compare_digest(given, self._password):
             demand = {"WWW-Authenticate": 'Basic realm="tared", charset="UTF-8"'}
             await PlainTextResponse("the password of tared web, please\n", 401, demand)(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
-
-    def _knows_password(self, authorization: str) -> bool:
-        scheme, _, content = authorization.partition(" ")
-        try:
-            given = b64decode(content, validate=True).partition(b":")[2]
-        except ValueError:
-            return False
-        return scheme.lower() == "basic" and hmac.compare_digest(given, self._password)
 
 
 class _Pages:
@@ -149,7 +139,7 @@ class _Pages:
         self._boards = boards
         self._orders, self._clock = orders, clock
         self._options = options
-        self._table = FleetTable(boards, _PACKAGE, clock)
+        self._table = FleetTable(boards, clock)
         self._streams = streams
         self._has_room = has_room
         self._viewers = 0
@@ -160,9 +150,9 @@ class _Pages:
 
     async def board(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if self._boards.get(name) is None:
+        if (board := self._boards.get(name)) is None:
             return self._page("missing.html", status=404, name=name)
-        return self._page("board.html", ops=OPS[1:], **self._board_values(name))
+        return self._page("board.html", ops=OPS[1:], **self._board_values(name, board))
 
     async def picture(self, request: Request) -> Response:
         picture = self._orders.picture_of(request.path_params["name"])
@@ -203,7 +193,7 @@ class _Pages:
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name == "live.js":
-            script = files(_PACKAGE) / "templates" / name
+            script = files(PACKAGE) / "templates" / name
             return Response(script.read_bytes(), media_type="text/javascript")
         if name not in _SCRIPTS:
             return PlainTextResponse("no such file\n", 404)
@@ -240,16 +230,14 @@ class _Pages:
         token = self._options.token  # that of an open page is an earlier one, if this server has been started again
         if name is None:
             return self._render("fleet_part.html", token=token, **self._fleet_values())
-        if self._boards.get(name) is None:
+        if (board := self._boards.get(name)) is None:
             return ""
-        return self._render("board_part.html", token=token, **self._board_values(name))
+        return self._render("board_part.html", token=token, **self._board_values(name, board))
 
     def _fleet_values(self) -> dict[str, Any]:
         return {"fleet": self._boards.fleet, "count": len(self._boards.names()), "trouble": self._boards.trouble}
 
-    def _board_values(self, name: str) -> dict[str, Any]:
-        board = self._boards.get(name)
-        assert board is not None
+    def _board_values(self, name: str, board: LiveBoard) -> dict[str, Any]:
         orders = self._orders.of_board(name)
         return {
             "name": name,
@@ -267,4 +255,4 @@ class _Pages:
         return HTMLResponse(self._render(template, **values), status)
 
     def _render(self, template: str, **values: Any) -> str:
-        return environment(_PACKAGE).get_template(template).render(now=self._clock.wall_s(), **values)
+        return environment(PACKAGE).get_template(template).render(now=self._clock.wall_s(), **values)

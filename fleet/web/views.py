@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
-from agent.common.html.charts import Axis, Mark, Series, line_chart
-from agent.common.html.pages import Figure, show_bytes, show_share
-from agent.common.html.text import visible
-from fleet.devices.facts import value_at
-from fleet.web.boards import LiveBoard
+from markupsafe import Markup
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.html.charts import Axis, Mark, Series, line_chart
+from agent.common.html.pages import Figure, environment, show_bytes, show_share
+from agent.common.html.text import visible
+from fleet.devices.facts import SILENT_S, cameras_of, value_at
+from fleet.views.sections import DRIFT_COLORS
+from fleet.web.boards import LiveBoard, LiveBoards
+
+PACKAGE = "fleet.web"  # has the templates
 _STATES = {"online": "good", "degraded": "warning", "stopping": "idle", "offline": "bad"}
-_DRIFT = {"calm": "good", "warning": "warning", "alarm": "bad"}
 _STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
-_SILENT_S = 600.0
 _GOOD = 0.9  # a fidelity that the default of recalibration.max_loss allows
 # The detail of an event has these values, in this order; each with the text before and behind it.
 _EVENT_WORDS = {
@@ -40,7 +46,7 @@ _MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # characters, characters, even
 _HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # beginnings of keys in telemetry.health
 _TITLES = {"rss_bytes": "memory of the daemon", "load_1min": "load of a minute"}
 _UNITS = {"_bytes": "", "_c": "°C", "_w": "W"}  # by the end of a figure's name
-_MOST_REGIMES = 16
+_MOST_REGIMES = _MOST_CAMERAS = 16
 
 
 @dataclass(frozen=True)
@@ -53,19 +59,10 @@ class Tile:
     tone: str = ""
 
 
-@dataclass(frozen=True)
-class Step:
-    """A state of the running job: is_done, is_now or neither."""
-
-    name: str
-    is_done: bool
-    is_now: bool
-
-
 def state_of(board: LiveBoard, now: float) -> tuple[str, str]:
     """Return a board's state and its tone; one that says it is there, and is not heard, is silent."""
     state = str(value_at(board.documents.get("status"), "state") or "never heard")
-    if state in ("online", "degraded") and (board.heard_at is None or now - board.heard_at > _SILENT_S):
+    if state in ("online", "degraded") and (board.heard_at is None or now - board.heard_at > SILENT_S):
         return "silent", "c3"
     return visible(state, _MOST_WORD), _STATES.get(state, "idle")
 
@@ -74,8 +71,7 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
     """Return what the changing part of a board's page shows."""
     state, tone = state_of(board, now)
     telemetry = board.documents.get("telemetry", {})
-    reported = telemetry.get("cameras")
-    cameras = {str(name): each for name, each in reported.items()} if isinstance(reported, Mapping) else {}
+    cameras = islice(cameras_of(telemetry).items(), _MOST_CAMERAS)
     return {
         "state": state,
         "tone": tone,
@@ -83,7 +79,7 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
         "heard_at": board.heard_at,
         "measured_at": board.measured_at,
         "tiles": list(_tiles(board, telemetry)),
-        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
+        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in cameras},
         "figures": list(_figures(board)),
         "steps": _steps(board.job),
         "percent": _figure(board.job, "percent"),
@@ -96,7 +92,8 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
 def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
     """Return what a row of the fleet's table shows of a board."""
     state, tone = state_of(board, now)
-    camera = _least_faithful(board.documents.get("telemetry", {}))
+    cameras = cameras_of(board.documents.get("telemetry", {})).values()
+    camera: Any = min(cameras, key=_fidelity, default={})
     drift = str(value_at(camera, "drift", "state") or "")
     return {
         "name": name,
@@ -105,13 +102,60 @@ def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
         "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
         "fidelity": _figure(camera, "fidelity", "estimate"),
         "drift": visible(drift, _MOST_WORD),
-        "drift_tone": _DRIFT.get(drift, "idle"),
+        "drift_tone": DRIFT_COLORS.get(drift, "idle"),
         "gain_db": _figure(camera, "drift", "gain_db"),
         "fps": _figure(camera, "fps"),
         "p99_ms": _figure(camera, "latency_ms", "p99"),
         "job": visible(value_at(board.job, "step") or "", _MOST_WORD),
         "heard_at": board.heard_at,
     }
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row as HTML. serial: of its newest change."""
+
+    key: tuple[int, str]  # the board's version, and its state, which also the clock changes
+    html: Markup
+    serial: int
+
+
+class FleetTable:
+    """The rows of the fleet's table, each made once for each change of its board. For the thread that serves the pages.
+
+    A thousand boards that report every few seconds would otherwise cost a page's server more than it has. A page is
+    sent the rows that have changed since its `mark`.
+    """
+
+    def __init__(self, boards: LiveBoards, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._boards, self._clock = boards, clock
+        self._template = environment(PACKAGE).get_template("fleet_row.html")
+        self._rows: dict[str, _Row] = {}
+        self._serial = 0
+        self._instance = secrets.token_hex(4)  # a mark of another process means nothing here
+
+    @property
+    def mark(self) -> str:
+        """Stands for all changes so far."""
+        return f"{self._instance}.{self._serial}"
+
+    def rows_since(self, mark: str = "") -> Markup:
+        """Return the rows that have changed since a mark, in the order of the boards' names; all, for one unknown."""
+        self._update(self._clock.wall_s())
+        instance, _, serial = mark.partition(".")
+        known = int(serial) if instance == self._instance and serial.isascii() and serial.isdigit() else 0
+        return Markup().join(row.html for _, row in sorted(self._rows.items()) if row.serial > known)
+
+    def _update(self, now: float) -> None:
+        for name in self._boards.names():
+            board, row = self._boards.get(name), self._rows.get(name)
+            if board is None:
+                continue
+            key = board.version, state_of(board, now)[0]
+            if row is None or row.key != key:
+                self._serial += 1
+                html = Markup(self._template.render(row=fleet_row(name, board, now)))
+                self._rows[name] = _Row(key, html, self._serial)
 
 
 def _reason(board: LiveBoard) -> str:
@@ -187,11 +231,9 @@ def _policy_tile(policy: Mapping[str, Any]) -> Tile:
 
 def _health_tile(name: str, value: float) -> Tile:
     """Show a figure of telemetry's health, by the unit at the end of its name."""
-    for ending, unit in _UNITS.items():
-        if name.endswith(ending):
-            title = _TITLES.get(name, visible(name.removesuffix(ending).replace("_", " "), 30))
-            return Tile(title, show_bytes(value) if ending == "_bytes" else f"{value:.4g} {unit}")
-    return Tile(_TITLES.get(name, visible(name.replace("_", " "), 30)), f"{value:.4g}")
+    ending = next(filter(name.endswith, _UNITS), "")
+    title = _TITLES.get(name, visible(name.removesuffix(ending).replace("_", " "), 30))
+    return Tile(title, show_bytes(value) if ending == "_bytes" else f"{value:.4g} {_UNITS.get(ending, '')}".strip())
 
 
 def _regimes(birth: Mapping[str, Any]) -> list[str]:
@@ -223,7 +265,7 @@ def _drift_tile(drift: Any) -> Tile:
         detail += f", {100.0 * gain:.1f} points of fidelity"
     if detail and tolerance_db is not None:
         detail += f", {tolerance_db:g} dB are tolerated"
-    return Tile("drift", visible(state, _MOST_WORD), detail, _DRIFT.get(state, "idle"))
+    return Tile("drift", visible(state, _MOST_WORD), detail, DRIFT_COLORS.get(state, "idle"))
 
 
 def _interval_tile(name: str, measured: Any) -> Tile:
@@ -258,23 +300,19 @@ def _figures(board: LiveBoard) -> Iterator[Figure]:
                 yield Figure(f"{title}{whose}", chart, key)
 
 
-def _steps(job: Mapping[str, Any] | None) -> list[Step]:
-    """Return the states of the running job in their order; none without a job."""
+def _steps(job: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the states of the running job in their order, each with `done`, `now` or ""; none without a job."""
     step = value_at(job, "step")
     if step not in _STEPS:
         return []
     now = _STEPS.index(str(step))
-    return [Step(name, index < now, index == now) for index, name in enumerate(_STEPS)]
+    return [(name, "done" if index < now else "now" if index == now else "") for index, name in enumerate(_STEPS)]
 
 
 def _without_repeats(events: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[tuple[float, str, str]]:
-    """Yield time, kind and words of each event; of those that say the same in a row, the newest."""
-    shown = ("", "")
-    for at, event in events:
-        words = visible(event.get("kind", ""), _MOST_WORD), _event_words(event)
-        if words != shown:
-            yield at, *words
-        shown = words
+    """Return time, kind and words of each event; of those that say the same in a row, the newest."""
+    shown = ((at, visible(event.get("kind", ""), _MOST_WORD), _event_words(event)) for at, event in events)
+    return (next(same) for _, same in groupby(shown, key=itemgetter(1, 2)))
 
 
 def _event_words(event: Mapping[str, Any]) -> str:
@@ -286,10 +324,9 @@ def _event_words(event: Mapping[str, Any]) -> str:
     return visible(", ".join(words), _MOST_TEXT)
 
 
-def _least_faithful(telemetry: Mapping[str, Any]) -> Any:
-    cameras = telemetry.get("cameras")
-    each = list(cameras.values()) if isinstance(cameras, Mapping) else []
-    return min(each, key=lambda camera: _figure(camera, "fidelity", "estimate") or math.inf, default={})
+def _fidelity(camera: Any) -> float:
+    estimate = _figure(camera, "fidelity", "estimate")
+    return math.inf if estimate is None else estimate
 
 
 def _figure(document: Any, *keys: str) -> float | None:

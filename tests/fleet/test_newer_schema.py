@@ -222,7 +222,7 @@ def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: 
     devices = {each.id: each for each in Devices(store).all("f")}
     findings = judge_wave(spec(gates="failures<=0%,unreached<=0%"), room.rows(), devices, room.clock.wall_s())
     assert findings is not None
-    assert [(each.passed, each.words) for each in findings] == [(True, "0 of 2, 0.0%"), (False, "1 of 2, 50.0%")]
+    assert [(each.passed, each.found) for each in findings] == [(True, "0 of 2, 0.0%"), (False, "1 of 2, 50.0%")]
 
 
 def test_a_board_that_became_newer_is_not_sent_back(store: FleetStore) -> None:

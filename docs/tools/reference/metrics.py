@@ -19,9 +19,9 @@ Every process also has the usual metrics of a process: `process_cpu_seconds_tota
 _PLACES = {
     "agent.daemon.prometheus": "The daemon",
     "agent.common.metrics": "Every process",
-    "fleet.metrics.processes.CollectorMetrics": "tared fleet collect",
-    "fleet.metrics.processes.ControllerMetrics": "tared fleet rollout run",
-    "fleet.metrics.processes.WebMetrics": "tared web",
+    "fleet.metrics.processes.collector_metrics": "tared fleet collect",
+    "fleet.metrics.processes.controller_metrics": "tared fleet rollout run",
+    "fleet.metrics.processes.web_metrics": "tared web",
     "fleet.metrics.store.StoreMetrics": "Both that read the fleet's store",
     "fleet.metrics.store.device_metrics": "tared fleet collect",
     "fleet.metrics.store.rollout_metrics": "tared fleet rollout run",

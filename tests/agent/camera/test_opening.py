@@ -125,7 +125,6 @@ def test_a_rate_that_is_not_granted_is_logged(driver: Driver, caplog: pytest.Log
     assert driver.state[cv2.CAP_PROP_FPS] == 30.0
 
 
-@pytest.mark.skipif(not hasattr(cv2, "CAP_PROP_N_THREADS"), reason="OpenCV before 4.7 has no such setting")
 def test_ffmpeg_decodes_with_so_many_threads_as_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: list[int] = []
 

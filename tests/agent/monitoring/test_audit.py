@@ -28,7 +28,6 @@ from agent.common.errors import AgentError
 from agent.models.model import Model
 from agent.monitoring.audit import (
     AuditedFrame,
-    AuditedReference,
     AuditEvidence,
     FrameAuditor,
     Mismatch,
@@ -176,7 +175,10 @@ def start(
     bench: Bench, spoil: Spoil, evidence: AuditEvidence, found: list[Mismatch], clock: TurnedClock
 ) -> ObserverThread:
     """An observer on a reference of another runtime, whose audits go by a clock."""
-    audit = AuditedReference(bench.model, 1e-9, evidence, found.append, clock)
+
+    def audit(product_bits: int) -> ReferenceAudit:
+        return ReferenceAudit(FrameAuditor(bench.model, product_bits), 1e-9, evidence, found.append, clock)
+
     return bench.start(lambda _: Tf32(bench.model, spoil), open_checked=lambda _: bench.observer(), audit=audit)
 
 
@@ -288,7 +290,7 @@ def test_an_audit_that_is_stopped_ends_after_the_frame_in_hand(bench: Bench) -> 
         stopped.set()
         ended.result()
     assert not audit.is_alive()
-    assert audit.audited == 0
+    assert audit.evidence.audited == 0
 
 
 def selecting(model: Model) -> Model:

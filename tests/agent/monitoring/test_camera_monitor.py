@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -355,9 +355,9 @@ class Notes(EvidenceFile):
         super().__init__(None)
         self.classes = 0
 
-    def note_classes(self, classes: Mapping[str, Any]) -> None:
-        super().note_classes(classes)
-        self.classes += 1
+    def note(self, part: str, state: Any) -> None:
+        super().note(part, state)
+        self.classes += part == "classes"
 
 
 def many(classes: int) -> Detections:

@@ -54,7 +54,7 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     for number in range(3):
         evidence.note_frame(float(number), 0.5)
     evidence.note_start(2.5)
-    evidence.note_block({"e": 1})
+    evidence.note("drift", {"e": 1})
     header, *lines = path.read_bytes().splitlines()
     kept = [json.loads(line) for line in lines]
     stranger = st.tuples(st.sampled_from(("mean", "drift", "row 1", "row 9")) | st.text(), ANYTHING).map(list)
@@ -69,7 +69,7 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     for ts in (10.0, 12.0, 14.0):
         again.add(ts, 1.0)
         evidence.note_frame(ts, 1.0)
-    evidence.note_block({"e": 2})
+    evidence.note("drift", {"e": 2})
     for part in (again.since_start, again.hour) if isinstance(again, FidelityRecord) else (again,):
         assert 0.0 <= part.estimate.interval.low <= part.estimate.interval.high <= 1.0
     third = kind()

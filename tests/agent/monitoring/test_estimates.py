@@ -114,7 +114,7 @@ def test_the_record_keeps_the_hour_when_the_swap_starts_anew() -> None:
     assert (record.since_start.estimate.empty, record.since_start.estimate.since) == (5, 10.0)
     assert (record.hour.estimate.interval.n, record.hour.estimate.empty) == (15, 5)
     assert record.hour.estimate.interval.estimate == pytest.approx(1 / 3)
-    assert record.history == [(float(ts), float(ts >= 10)) for ts in [*range(10), 11, 13, 15, 17, 19]]
+    assert record.newest() == [(float(ts), float(ts >= 10)) for ts in [*range(10), 11, 13, 15, 17, 19]]
 
 
 # ---- going on in another process
@@ -201,4 +201,4 @@ def test_the_history_is_of_the_newest_frames() -> None:
     record = FidelityRecord()
     for ts in range(10_003):
         record.add(float(ts), 0.5)
-    assert (len(record.history), record.history[0], record.history[-1]) == (10_000, (3.0, 0.5), (10_002.0, 0.5))
+    assert (len(record.newest()), record.newest()[0], record.newest()[-1]) == (10_000, (3.0, 0.5), (10_002.0, 0.5))

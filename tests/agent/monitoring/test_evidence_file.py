@@ -20,6 +20,10 @@ from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence, remov
 from calibrate.errors import CalibrationError
 
 
+def recalled(drift: object, since: float) -> RecalledEvidence:
+    return RecalledEvidence(since, {"drift": drift, "classes": None, "appearances": None})
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "evidence.jsonl"
@@ -31,20 +35,20 @@ def test_another_engine_and_one_that_serves_anew_begin_with_nothing_but_the_hour
 ) -> None:
     first = Process(path)
     first.frame(1.0, 0.5)
-    first.evidence.note_block({"e": 1})
+    first.evidence.note("drift", {"e": 1})
     second = Process(path, engine, recall)
     assert second.recalled is None
     assert second.record.since_start.estimate.interval.n == 0
     assert second.record.hour.estimate == first.record.hour.estimate
-    assert Process(path, engine).recalled == RecalledEvidence(None, 0.0)
+    assert Process(path, engine).recalled == recalled(None, 0.0)
 
 
 def test_a_kill_in_the_middle_of_a_line_costs_that_line(path: Path) -> None:
     first = Process(path)
-    first.evidence.note_block({"e": 1})
-    first.evidence.note_block({"e": 2})
+    first.evidence.note("drift", {"e": 1})
+    first.evidence.note("drift", {"e": 2})
     path.write_bytes(path.read_bytes()[:-3])
-    assert Process(path).recalled == RecalledEvidence({"e": 1}, 0.0)
+    assert Process(path).recalled == recalled({"e": 1}, 0.0)
 
 
 @pytest.mark.parametrize("lines", [7, 50, 1000])
@@ -63,11 +67,11 @@ def test_nothing_is_lost_however_long_it_lasts_and_the_file_stays_small(
             process.starts(150.0)
         whole.add(float(number), value)
         process.frame(float(number), value)
-        process.evidence.note_block({"e": number})
+        process.evidence.note("drift", {"e": number})
         longest = max(longest, path.read_bytes().count(b"\n"))
         if number % 97 == 0:
             process = Process(path)
-            assert process.recalled == RecalledEvidence({"e": number}, 0.0 if number < 150 else 150.0)
+            assert process.recalled == recalled({"e": number}, 0.0 if number < 150 else 150.0)
             assert process.record.state() == whole.state()
     assert longest <= lines + 4
     estimate = process.record.since_start.estimate
@@ -102,7 +106,7 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
     path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:
     first = Process(path)
-    first.evidence.note_block({"e": 1})
+    first.evidence.note("drift", {"e": 1})
     shorten, calls = Journal.shorten, iter(range(1, 3))
 
     def killed(journal: Journal) -> None:
@@ -115,7 +119,7 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
         first.swap("night", 9.0)
     monkeypatch.setattr(Journal, "shorten", shorten)
     recalled = Process(path, "night").recalled
-    assert recalled is None or recalled.drift is None
+    assert recalled is None or recalled.parts["drift"] is None
 
 
 def test_a_disk_that_is_full_for_a_while_leaves_nothing_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +164,7 @@ def test_a_file_that_cannot_be_removed_ends_nothing(path: Path) -> None:
 def test_evidence_from_another_camera_is_not_recalled(path: Path) -> None:
     first = Process(path)
     first.frame(1.0, 1.0)
-    first.evidence.note_block({"e": 1})
+    first.evidence.note("drift", {"e": 1})
     assert "camera" not in path.read_text()
     elsewhere = Process(path, source="rtsp://elsewhere")
     assert elsewhere.recalled is None

@@ -42,7 +42,7 @@ def result(status: str) -> Write:
 
 
 def event(seq: int) -> Write:
-    news = [Report(STREAM, seq, "alarm", 1.0, f'{{"seq": {seq}}}')]
+    news = [Report(STREAM, seq, "regime", 1.0, f'{{"seq": {seq}}}')]
     return lambda store, transaction: Reports(store).put(transaction, news, 1.0)
 
 

@@ -24,7 +24,7 @@ NOW = 1_000_000.0
 
 def device(**shown: Any) -> Device:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
-    values |= {"id": 1, "fleet": "f", "name": "board-7", "first_seen": 0.0, "last_seen": NOW - 5.0}
+    values |= {"id": 1, "fleet": "f", "name": "board-7", "last_seen": NOW - 5.0}
     return Device(**{**values, **shown})
 
 
@@ -64,9 +64,9 @@ def test_an_online_device_without_messages_is_silent() -> None:
 
 
 def test_an_engine_is_a_regime_where_it_is_kept_as_one() -> None:
-    events = {"regime": {"artefact": "e1"}}
-    assert facts(device(engine="e1", events=events), NOW)["regime"] == "e1"
-    assert facts(device(engine="e2", events=events), NOW)["regime"] is None
+    regime = {"artefact": "e1"}
+    assert facts(device(engine="e1", regime=regime), NOW)["regime"] == "e1"
+    assert facts(device(engine="e2", regime=regime), NOW)["regime"] is None
 
 
 @pytest.mark.parametrize(

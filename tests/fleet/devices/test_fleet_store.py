@@ -107,12 +107,14 @@ def test_a_device_has_its_newest_facts(store: FleetStore) -> None:
         news = [
             Report(newer, 1, "telemetry", 2.0, '{"newest": 1}'),
             Report(newer, 2, "alarm", 2.0, "{}"),
+            Report(newer, 3, "regime", 2.0, '{"artefact": "e1"}'),
+            Report(older, 8, "regime", 2.5, '{"artefact": "e0"}'),
             Report(older, 9, "telemetry", 3.0, '{"newest": 0}'),
         ]
         reports.put(transaction, news, 20.0)
     (device,) = devices.all("fleet")
     assert (device.agent_version, device.engine, device.model, device.last_seen) == ("1.23", "e1", None, 20.0)
-    assert device.telemetry == {"newest": 1}
+    assert (device.telemetry, device.regime) == ({"newest": 1}, {"artefact": "e1"})
     assert device.birth["engine"] == "e1"
     assert list(devices.all("another")) == []
 

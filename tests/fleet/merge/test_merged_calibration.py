@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from merge_bench import FACTS, FRAMES, OBSERVED, counted, frames_of, upload
+from merge_bench import FACTS, FRAMES, OBSERVED, TENSORS, counted, frames_of, upload
 
 from agent.common.errors import AgentError
 from agent.contract.histograms import read_facts, read_upload
@@ -56,6 +56,16 @@ def test_a_merge_of_no_board_is_an_error(tmp_path: Path) -> None:
     for uploads in ({}, {"gone": tmp_path / "gone"}):
         with pytest.raises(AgentError, match=r"merge\.empty"):
             merge_calibration(uploads, "max")
+
+
+def test_a_merge_of_boards_that_each_count_too_much_is_an_error(tmp_path: Path) -> None:
+    uploads = {}
+    for seed, tensor in enumerate(TENSORS):
+        seen = counted(frames_of(seed))
+        much = AbsHistogram(seen[tensor].counts << 10, seen[tensor].range_exp, seen[tensor].amax, 0, 0)
+        uploads[tensor] = upload(tmp_path, f"b{seed}", {**seen, tensor: much})
+    with pytest.raises(AgentError, match="no other board would count"):
+        merge_calibration(uploads, "max")
 
 
 def test_boards_get_the_histograms_and_not_the_names_of_each_other(uploads: dict[str, Path]) -> None:

@@ -67,7 +67,7 @@ def test_a_tensor_that_a_board_has_only_seen_zeros_of_says_nothing_of_it() -> No
 
 def test_a_group_that_is_spread_out_has_a_wider_limit() -> None:
     spread = OutlierLimits.from_distances([Distance(each, 0.0) for each in (0.0, 2.0, 4.0, 6.0, 8.0, 20.0)])
-    assert spread.to_board_db > 20.0
-    assert spread.to_group_db == LEAST_LIMIT_DB
+    assert spread.limit.to_board_db > 20.0
+    assert spread.limit.to_group_db == LEAST_LIMIT_DB
     assert "would cost this board 40.0 dB, the median of all is 5.0" in spread.reason(Distance(40.0, 0.0))
     assert "this board's scales would cost the group 3.5 dB" in spread.reason(Distance(0.0, 3.5))

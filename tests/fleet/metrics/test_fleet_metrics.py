@@ -19,7 +19,7 @@ from warm_start import WarmProcess
 
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
-from fleet.metrics.processes import ControllerMetrics
+from fleet.metrics.processes import controller_metrics
 from fleet.metrics.store import StoreMetrics, device_metrics, rollout_metrics
 from fleet.rollout.rows import RolloutState
 from fleet.rollout.spec import RolloutSpec
@@ -141,7 +141,7 @@ def test_a_controller_counts_what_it_has_ended() -> None:
         SimpleNamespace(state=state) for state in (RolloutState.COMPLETED, RolloutState.COMPLETED, RolloutState.ABORTED)
     ]
     controller = cast(Any, SimpleNamespace(connected=False, rollouts={"r1": None}, ended=ended))
-    families = list(ControllerMetrics(controller).collect())
+    families = list(controller_metrics(controller))
     counts = values(families, "tared_controller_ended_rollouts_total")
     assert counts == {("COMPLETED",): 2.0, ("ROLLED_BACK",): 0.0, ("ABORTED",): 1.0}
     assert values(families, "tared_controller_connected") == {(): 0.0}

@@ -26,7 +26,7 @@ from fleet.rollout.spec import (
 
 def device(name: str, **tags: str) -> Device:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
-    return Device(**{"id": 1, "fleet": "f", "name": name, "first_seen": 0.0, "last_seen": 0.0, "tags": tags, **values})
+    return Device(**{"id": 1, "fleet": "f", "name": name, "last_seen": 0.0, "tags": tags, **values})
 
 
 def standing(name: str = "a", failure: str = "", reached: bool = True, **after: float) -> Standing:
@@ -100,7 +100,7 @@ def test_a_gate_passes_or_not(gate: str, wave: list[Standing], passes: bool) -> 
 
 def test_a_gate_gives_its_finding_in_figures() -> None:
     wave = [standing("a", fidelity=0.95), standing("b", fidelity=0.5), standing("c"), standing("d", "d: it broke")]
-    sent = {each.gate: each.words for each in judge(parse_gates("fidelity>=0.9,failures<=10%"), wave)}
+    sent = {each.gate: each.found for each in judge(parse_gates("fidelity>=0.9,failures<=10%"), wave)}
     assert sent["fidelity>=0.9"] == (
         "holds on 1 of 3 boards, 3 are needed; 1 have reported nothing to judge by since; "
         "not on b with 0.5, where 0.9 is the bound"

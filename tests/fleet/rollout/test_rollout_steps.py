@@ -291,11 +291,11 @@ def test_a_relapse_after_success_counts_as_a_failure(
     reported: dict[str, Any], before: dict[str, Any], words: str
 ) -> None:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
-    values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **reported}
+    values |= {"id": 1, "fleet": "f", "name": "b", "last_seen": 1e6, "engine": "e1", **reported}
     board = BoardRow(1, "b", 0, "UTC", BoardStage.DONE, 1, before, "e1", "", 1e6 - 100.0)
     findings = judge_wave(spec(gates="failures<=0%"), [board], {1: Device(**values)}, 1e6)
     assert findings is not None
-    assert findings[0].words == (f"1 of 1, 100.0%; b: {words}" if words else "0 of 1, 0.0%")
+    assert findings[0].found == (f"1 of 1, 100.0%; b: {words}" if words else "0 of 1, 0.0%")
 
 
 def test_a_rollout_of_a_newer_tared_is_left_alone(store: FleetStore, where: str, tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def test_a_bad_engine_is_slower_and_less_faithful() -> None:
 def context(number: int, folder: Path, loop: Loop, **wishes: Any) -> BoardContext:
     """Return the context of the board of this number, of two."""
     options = SimulationOptions(2, **wishes)
-    common = folder, 0.0, loop, lambda: None, lambda: None
-    return BoardContext(number, BoardOptions(Endpoint("127.0.0.1", 1), options, board_config(options), *common))
+    of_all = BoardOptions(Endpoint("127.0.0.1", 1), options, board_config(options), folder, 0.0, loop, [], [])
+    return BoardContext(number, of_all)
 
 
 def test_clocks_of_boards_differ_and_without_a_battery_start_in_1970(tmp_path: Path) -> None:

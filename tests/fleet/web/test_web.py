@@ -15,7 +15,9 @@ from web_bench import Board, Site, serving, serving_gate
 from agent.common.errors import AgentError, ConfigError
 from agent.contract.signing import Signer, new_key
 from fleet.cli.main import main
+from fleet.web.boards import LiveBoard
 from fleet.web.command import Listen, run_web
+from fleet.web.views import fleet_row
 
 EVIL = "<script>alert(1)</script>\u202e'"
 DONE = ({"status": "ACCEPTED"}, {"status": "IN_PROGRESS", "step": "BUILDING", "percent": 40.0}, {"status": "SUCCEEDED"})
@@ -24,6 +26,11 @@ DONE = ({"status": "ACCEPTED"}, {"status": "IN_PROGRESS", "step": "BUILDING", "p
 def shows(site: Site, path: str, *words: str) -> bool:
     status, _, text = site.ask("GET", path)
     return status == 200 and all(word in Checked(text).words for word in words)
+
+
+def test_a_row_shows_the_least_faithful_camera_also_one_of_no_fidelity_at_all() -> None:
+    cameras = {"yard": {"fidelity": {"estimate": 0.5}}, "gate": {"fidelity": {"estimate": 0.0}}, "new": {}}
+    assert fleet_row("board", LiveBoard(documents={"telemetry": {"cameras": cameras}}), 0.0)["fidelity"] == 0.0
 
 
 def test_a_board_is_shown_as_it_reports(any_broker: RealBroker) -> None:
