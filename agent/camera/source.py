@@ -127,8 +127,8 @@ class Source:
         keys: those that are not at their defaults.
         """
         for key, value in keys.items():
-            kinds = _KINDS_BY_KEY.get(key, (self.kind,))
-            if self.kind not in kinds:
+            kinds = _KINDS_BY_KEY.get(key)  # None: any
+            if kinds is not None and self.kind not in kinds:
                 found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
                 raise CameraError("camera.option", found, f"a source of kind {' or '.join(kinds)}", "leave the key out")
         if keys.get("decoder") == "gstreamer" and "decode_threads" in keys:
@@ -206,7 +206,7 @@ def parse_source(text: str) -> Source:
         raise CameraError("camera.source", found, expected, "check the scheme at its beginning")
     name = rest if kind == "v4l2" else text
     path = Path(name)
-    if not name.strip() or not os.path.exists(name):  # also False for a name that the system does not take
+    if not name.strip() or not os.path.exists(path):  # also False for a name that the system does not take
         found, remedy = f"no {redact_location(name).strip() or 'source'}", "check the path or address of the source"
         raise CameraError("camera.missing", found, "a video, images or a camera at this place", remedy)
     if kind == "v4l2":

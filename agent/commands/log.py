@@ -288,8 +288,10 @@ def _is_missing(path: Path) -> bool:
     """Return False also for a folder that may not be read: the file may be there."""
     try:
         path.lstat()
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
     return False
 
 

@@ -150,10 +150,10 @@ def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
         if values.get(key, False) is not False:
             found, expected = f"{key} {values[key]}", "false, or null for the value of config.yaml"
             raise CommandError("command.set", found, expected, "let the board's owner set it in config.yaml")
-    for key in _BOUNDS.keys() & values.keys():
-        (least, most), bounded = _BOUNDS[key], attrgetter(key)(config)
-        if not isinstance(bounded, (int, float)) or not least <= bounded <= most:
-            raise CommandError("command.set", f"{key} {bounded}", f"{least:g} to {most:g}", "correct it")
+    for key, value in ((key, attrgetter(key)(config)) for key in _BOUNDS.keys() & values.keys()):
+        least, most = _BOUNDS[key]
+        if not isinstance(value, (int, float)) or not least <= value <= most:
+            raise CommandError("command.set", f"{key} {value}", f"{least:g} to {most:g}", "correct it")
     return config
 
 

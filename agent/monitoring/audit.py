@@ -78,7 +78,7 @@ class AuditedFrame:
     in_batch: Mapping[str, Array] = field(default_factory=dict)
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True))
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Mismatch:
     """The worst difference of one frame. Raises ValueError for the fields of a damaged file.
 
@@ -192,8 +192,8 @@ def _distance(one: AbsHistogram, other: AbsHistogram) -> float:
 class ReferenceAudit(threading.Thread):
     """Audit the frames that are offered, one at a time, until the reference is found wrong; then end.
 
-    The evidence outlives a restart, in a file: a fault in one frame of a hundred takes hours to prove. It counts the
-    audited frames, and has the mismatch that raised the alarm, None as long as there is none.
+    The evidence outlives a restart, in a file: a fault in one frame of a hundred takes hours to prove. `evidence`
+    counts the audited frames, and holds the mismatch that raised the alarm, None as long as there is none.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class ReferenceAudit(threading.Thread):
         self._clock = clock
         self._faults = FaultLog(log)
         self._offered: queue.SimpleQueue[AuditedFrame | None] = queue.SimpleQueue()  # None: the end
-        self._is_free = True  # no offered frame waits or is under way
+        self._is_free = True  # no offered frame waits or is under way: `offer` clears it, and `run` sets it after that
         self._stopped = False
         self._rested_s = 0.0  # monotonic time from which on its share of a core is kept
 

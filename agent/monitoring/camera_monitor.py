@@ -216,7 +216,8 @@ class CameraMonitor:
                 except CalibrationError:  # evidence that was weighed under other settings
                     self._start_fidelity(since)
                 for part, restore in (("classes", self._classes.restore), ("appearances", self._appearance.restore)):
-                    parse_or_none(partial(restore, recalled.parts[part]))  # as new, if it was not kept or is damaged
+                    if (kept := recalled.parts[part]) is not None:
+                        parse_or_none(partial(restore, kept))  # a damaged one stays as new
             self._drift_name = self._drift.state.state
             self._alert_collection()
 

@@ -57,7 +57,7 @@ class Appearance:
         return cls(luminance, contrast, features.noise, features.sharpness, confidence)
 
 
-_FIRST = TypeAdapter(Annotated[list[Appearance], Field(min_length=_FRAMES, max_length=_FRAMES)])
+_FIRST_FRAMES = TypeAdapter(Annotated[list[Appearance], Field(min_length=_FRAMES, max_length=_FRAMES)])
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,10 @@ class AppearanceHistory:
         if not self._first:
             return (Change(CONTENT, 0.0),)
         before, now = self._medians
-        light, contrast, noise, sharpness, _ = map(_octaves, astuple(now), astuple(before))
+        light, contrast, noise, sharpness = (
+            _octaves(getattr(now, name), getattr(before, name))
+            for name in ("luminance", "contrast", "noise", "sharpness")
+        )
         sizes = {"light": light, "contrast": min(contrast, 0.0), "noise": max(noise, 0.0), "blur": min(sharpness, 0.0)}
         if abs(light) >= _CHANGES[LIGHT]:  # light that saturates flattens, and dark frames are noisy
             sizes |= {"contrast": 0.0, "noise": 0.0}
@@ -121,7 +124,7 @@ class AppearanceHistory:
 
     def restore(self, state: Any) -> None:
         """Go on with the first frames that an earlier process saw. Raises ValueError for anything else."""
-        self._first = _FIRST.validate_python(state)
+        self._first = _FIRST_FRAMES.validate_python(state)
 
 
 def _median(appearances: Collection[Appearance]) -> Appearance:
@@ -179,24 +182,24 @@ def explanation(
             said.
     """
     changes = history.changes
-    gains_db = [("recalibrate", recalibration_db, ""), ("raise precision", raised_db, "")]
-    gains_db += [
+    candidates = [("recalibrate", recalibration_db, ""), ("raise precision", raised_db, "")]
+    candidates += [
         ("switch regime", recalibration_db - still_db, artefact)
         for artefact, still_db in regimes_db.items()
         if still_db < recalibration_db
     ]
     if relit_db is not None:
-        gains_db.append(("restore exposure", recalibration_db - relit_db, ""))
-    by_gain = sorted(gains_db, key=lambda each: -each[1])
-    figures = [Remedy(remedy, gain_db, detail, expected_gain(gain_db)) for remedy, gain_db, detail in by_gain]
-    rest = []
+        candidates.append(("restore exposure", recalibration_db - relit_db, ""))
+    by_gain = sorted(candidates, key=lambda candidate: -candidate[1])
+    with_gain = [Remedy(remedy, gain_db, detail, expected_gain(gain_db)) for remedy, gain_db, detail in by_gain]
+    others = []
     if any(change.cause == "blur" for change in changes):
-        rest.append(Remedy("clean or focus the lens", None, "fine detail is lost, and no scale restores it"))
+        others.append(Remedy("clean or focus the lens", None, "fine detail is lost, and no scale restores it"))
     before, now = history.confidences
     if is_faithful and now < _UNSURE * before:
-        rest.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
+        others.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
     needs_hands = changes[0].cause == "blur"
-    return Explanation(changes, (*rest, *figures) if needs_hands else (*figures, *rest))
+    return Explanation(changes, (*others, *with_gain) if needs_hands else (*with_gain, *others))
 
 
 class Relighting:

@@ -221,7 +221,7 @@ class FidelityRecord:
             del self._history[: -2 * _HISTORY]
 
     def newest(self, count: int = _HISTORY) -> list[tuple[float, float]]:
-        """(capture time, fidelity) of the newest frames that are not empty; `state` does not hold them."""
+        """(capture time, fidelity) of so many of the newest frames that are not empty; `state` does not hold them."""
         newest = self._history[-2 * count :]
         return list(zip(newest[::2], newest[1::2], strict=True))
 

@@ -91,13 +91,8 @@ class EvidenceFile:
         drift: `DriftMonitor.saved_state` at the end of a block. classes: `ClassLosses.state`. appearances:
         `AppearanceHistory.state`, of the frames that the engine answered first.
         """
-        if self._journal is None or self._mean is None:
-            return
-        with self._writing():
-            self._journal.put(part, state)
-            self._lines += 1
-            if self._lines > _LINES:
-                self._compact(self._journal, self._mean)
+        assert part in _PARTS
+        self._put(part, state)
 
     def note_frame(self, ts: float, value: float | None) -> None:
         """Keep a value that the mean has added."""
@@ -138,7 +133,16 @@ class EvidenceFile:
 
     def _put_row(self, row: list[float | None]) -> None:
         number, self._next = self._next, self._next + 1
-        self.note(f"{_ROW}{number}", row)
+        self._put(f"{_ROW}{number}", row)
+
+    def _put(self, key: str, value: Any) -> None:
+        if self._journal is None or self._mean is None:
+            return
+        with self._writing():
+            self._journal.put(key, value)
+            self._lines += 1
+            if self._lines > _LINES:
+                self._compact(self._journal, self._mean)
 
     def _compact(self, journal: Journal, mean: Mean) -> None:
         """Replace the rows by what they add up to; after a kill in between, `next` says which of them that has."""

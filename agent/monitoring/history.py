@@ -125,7 +125,7 @@ def read_history(state_dir: Path) -> list[HistoryRow]:
     rows = []
     for line in lines[-2 * _MOST_ROWS :]:
         with suppress(ValidationError):
-            rows.append(_ROW.validate_json(line))
+            rows.append(_ROW.validate_json(line, strict=True))  # the keys of a newer tared are ignored
     return rows
 
 

@@ -49,7 +49,7 @@ _WELL_AFTER = 5  # observed frames in a row, after which an outage has ended
 PREPARING = "preparing"
 
 OpenObserver = Callable[[Progress], Observer]
-StartAudit = Callable[[int], "ReferenceAudit | None"]
+StartAudit = Callable[[int], ReferenceAudit | None]
 
 
 class _Stopped(Exception):
@@ -177,7 +177,7 @@ class ObserverThread(threading.Thread):
 
     def states(self) -> dict[str, CameraState]:
         """Return what is known now, by camera."""
-        outage = self._opening.code or PREPARING if self.is_opening else self._observing.code
+        outage = (self._opening.code or PREPARING) if self.is_opening else self._observing.code
         with self._handover:
             spent_share, debt_s = self._budget.spent_share, self._budget.debt_s
         audit = self._audit  # which the observer's thread may take away meanwhile

@@ -81,47 +81,54 @@ def _video(path: Path, fps: float | None) -> Iterator[SaveFrame]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.new{path.suffix}")
     partial.touch()  # OpenCV does not say why it cannot write a file
-    writer: cv2.VideoWriter | None = None
-    size, frames = (0, 0), 0  # width, height
-
-    def save(image: Image) -> None:
-        nonlocal writer, size, frames
-        width, height = image.shape[1], image.shape[0]
-        if writer is None:
-            size = width, height
-            writer = _open_writer(partial, fps, size)
-        if (width, height) != size:
-            found = f"a frame of {width} x {height} after others of {size[0]} x {size[1]}"
-            raise AgentError("save.size", found, "frames of one size in a video", "name a folder with --save")
-        writer.write(image)
-        frames += 1
-
+    video = _VideoFile(partial, fps)
     try:
-        yield save
-        if writer is not None:
-            writer.release()
-        _check_length(partial, frames)
+        yield video.save
+        video.close()
         os.replace(partial, path)
     finally:
-        if writer is not None:
-            writer.release()
+        video.release()
         with suppress(OSError):
             partial.unlink()
 
 
-def _open_writer(path: Path, fps: float, size: tuple[int, int]) -> cv2.VideoWriter:
-    codec = _CODECS[path.suffix.lower()]
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, size)
-    if not writer.isOpened():
-        found = f"an OpenCV that cannot write {path.suffix} with {codec}, {size[0]} x {size[1]}"
-        raise AgentError("save.writer", found, "an encoder for it", "try .avi, or name a folder with --save")
-    return writer
+class _VideoFile:
+    """A video that is opened with its first frame, whose size it has."""
 
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path, self._fps = path, fps
+        self._size: tuple[int, int] = 0, 0  # width, height
+        self._writer: cv2.VideoWriter | None = None
+        self._frames = 0
 
-def _check_length(path: Path, frames: int) -> None:
-    """Count the frames of a video: OpenCV does not report a full disk. Raises OSError."""
-    capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
-    written = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) if capture.isOpened() else 0
-    capture.release()
-    if written < frames:
-        raise OSError(errno.EIO, f"{written} of {frames} frames were written")
+    def save(self, image: Image) -> None:
+        size = image.shape[1], image.shape[0]
+        if self._writer is None:
+            self._writer, self._size = self._open(size), size
+        if size != self._size:
+            found = f"a frame of {size[0]} x {size[1]} after others of {self._size[0]} x {self._size[1]}"
+            raise AgentError("save.size", found, "frames of one size in a video", "name a folder with --save")
+        self._writer.write(image)
+        self._frames += 1
+
+    def close(self) -> None:
+        """End the video, and count its frames: OpenCV does not report a full disk. Raises OSError."""
+        self.release()
+        capture = cv2.VideoCapture(str(self._path), cv2.CAP_FFMPEG)
+        written = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) if capture.isOpened() else 0
+        capture.release()
+        if written < self._frames:
+            raise OSError(errno.EIO, f"{written} of {self._frames} frames were written")
+
+    def release(self) -> None:
+        if self._writer is not None:
+            self._writer.release()
+            self._writer = None
+
+    def _open(self, size: tuple[int, int]) -> cv2.VideoWriter:
+        codec = _CODECS[self._path.suffix.lower()]
+        writer = cv2.VideoWriter(str(self._path), cv2.VideoWriter.fourcc(*codec), self._fps, size)
+        if not writer.isOpened():
+            found = f"an OpenCV that cannot write {self._path.suffix} with {codec}, {size[0]} x {size[1]}"
+            raise AgentError("save.writer", found, "an encoder for it", "try .avi, or name a folder with --save")
+        return writer

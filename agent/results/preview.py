@@ -77,7 +77,8 @@ class Preview(threading.Thread):
         self._on_change: Callable[[TaredError | None], None] = lambda _error: None
         backoff = [Backoff(*_RETRY_S) for _ in range(3)]
         self._opening, self._accepting, self._drawing = (
-            RetryState(lambda error: self._on_change(error), each, 1) for each in backoff
+            RetryState(lambda error: self._on_change(error), each, 1)  # looked up late: `show` sets it
+            for each in backoff
         )
         self._permitted: bool | None = None  # None: nobody has decided yet
         self._faults = FaultLog(log)

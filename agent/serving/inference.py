@@ -422,7 +422,7 @@ class FrameLoop(threading.Thread):
     def _process(self, frame: Frame) -> None:
         if (trial := self._trial) is not None:
             self._answer_all()
-            if self._goes_on(trial, frame.ts):
+            if not self._end_as_decided(trial, frame.ts):
                 self._deliver(self._answer_on_trial(frame, trial))
                 return
         elif self._scheduler.may_overwrite and self._is_answer_ready():
@@ -445,15 +445,15 @@ class FrameLoop(threading.Thread):
             for sink in self._sinks:
                 sink(served)
 
-    def _goes_on(self, trial: Trial, ts: float) -> bool:
-        """Apply a commit or roll-back since the last frame; return whether the trial goes on."""
+    def _end_as_decided(self, trial: Trial, ts: float) -> bool:
+        """Apply a commit or roll-back since the last frame; return whether there was one."""
         with self._trial_lock:
             is_committed, withdrawal = self._is_committed, self._withdrawal
         if withdrawal is not None:
             self._withdraw(trial, withdrawal, ts)
         elif is_committed:
             self._keep(trial)
-        return withdrawal is None and not is_committed
+        return withdrawal is not None or is_committed
 
     def _answer_on_trial(self, frame: Frame, trial: Trial) -> ServedFrame:
         """Let the candidate answer; in a rehearsal, and where the candidate fails, the previous engine."""

@@ -207,15 +207,17 @@ class Pipeline:
         reference, checked = (partial(model.open_observer, each) for each in (backend, checked_backend))
         # The evidence against the reference, also where no more of it is gathered.
         parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
-        path, period_s = config.state_dir / "audit.json" if self.is_live else None, config.observe.audit_period_s
-        self._evidence = evidence = AuditEvidence(path, fingerprint(parts), period_s, on_observer)
+        path = config.state_dir / "audit.json" if self.is_live else None
+        period_s = config.observe.audit_period_s
+        self._evidence = AuditEvidence(path, fingerprint(parts), period_s, on_observer)
         if self.mismatch is not None:
             reference = checked
 
-        def audit(product_bits: int) -> ReferenceAudit | None:
+        def start_audit(product_bits: int) -> ReferenceAudit | None:
+            """product_bits: as in engines.interface.Observer."""
             if period_s is None:
                 return None
-            return ReferenceAudit(FrameAuditor(model, product_bits), period_s, evidence, on_mismatch, clock)
+            return ReferenceAudit(FrameAuditor(model, product_bits), period_s, self._evidence, on_mismatch, clock)
 
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs, clock)  # for the observer's own buffers
         self.observer = ObserverThread(
@@ -226,7 +228,7 @@ class Pipeline:
             preparing,
             lambda served: self.loop.previous_prediction(served, observer_task),
             checked,
-            audit,
+            start_audit,
             clock,
         )
         task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs, clock)

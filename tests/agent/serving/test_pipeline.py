@@ -95,7 +95,7 @@ def play(folder: Path, sinks: Sequence[Sink], outputs: Sequence[Output] = ()) ->
 
 
 def test_a_camera_and_the_outputs_keep_nothing_of_a_frame(tmp_path: Path) -> None:
-    """OpenCV makes each picture anew: some are on their way, and the others are gone."""
+    """OpenCV makes each picture anew: at most a tenth of them is on its way, and the others are gone."""
     heap = Heap()
     write_video(tmp_path / "clip.avi", [PICTURE] * (WARM + FRAMES))
     outputs = [ResultsFile(tmp_path / "results.jsonl"), ResultsSocket(tmp_path / "results.socket")]
@@ -103,8 +103,7 @@ def test_a_camera_and_the_outputs_keep_nothing_of_a_frame(tmp_path: Path) -> Non
     assert not errors
     assert pipeline.served == WARM + FRAMES
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == WARM + FRAMES
-    assert heap.gained_bytes < 8 * PICTURE.nbytes
-    assert heap.peak_bytes < 16 * PICTURE.nbytes
+    assert heap.gained_bytes <= heap.peak_bytes < FRAMES // 10 * PICTURE.nbytes
 
 
 def test_a_sink_that_fails_is_named_with_one_traceback_for_each_kind_of_error(
