@@ -2,8 +2,7 @@
 
 Read in this order: Backend builds an engine from a BuildRequest and loads it; Engine infers; Observer is the float
 reference, which counts histograms beside its answers. engines/registry.py opens a runtime by name. Optional abilities
-of an engine have Protocols of their own (ImageEngine, OverlappingEngine, ProfiledEngine): callers test for them with
-isinstance.
+of an engine have Protocols of their own (OverlappingEngine, ProfiledEngine): callers test for them with isinstance.
 
 In shapes, N is the number of images in a batch, and H and W are the size of the network input.
 """
@@ -333,28 +332,19 @@ class BackendOptions:
 
 
 @runtime_checkable
-class ImageEngine(Engine, Protocol):
-    """Preprocess frames in the engine itself, where its input lies."""
+class OverlappingEngine(Engine, Protocol):
+    """Preprocess frames where the engine's input lies, and take the next one while one is computed.
 
-    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
-        """Run one frame.
+    A few may be under way.
+    """
+
+    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
+        """Start a frame, which may change as soon as this returns; return its ticket.
 
         Args:
             frame: BGR uint8 (frame_height, frame_width, 3), contiguous or a view.
             transform: How the frame becomes the network input.
-
-        Returns:
-            The outputs by name.
         """
-        ...
-
-
-@runtime_checkable
-class OverlappingEngine(ImageEngine, Protocol):
-    """Take the next frame while one is computed; a few may be under way."""
-
-    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
-        """Start a frame as for `infer_image`, which may change as soon as this returns; return its ticket."""
         ...
 
     def start(self, batch: Array) -> int:

@@ -20,8 +20,9 @@ import engines  # noqa: F401  # before anything imports ONNX Runtime, which woul
 from agent.common.console import ConsoleHandler
 
 pytest_plugins = [
-    "brokers",  # first: the others import it
-    "worlds",  # second
+    "turned_clock",  # this first, and the next two after it: the others import them
+    "brokers",
+    "worlds",
     "bench",
     "databases",
     "job_bench",

@@ -332,7 +332,7 @@ def run_infer(
     count = 0
     with (
         open_engine(target, backend, key) as (engine, spec),
-        _results(output) as write,
+        _results(output) if output is not None else nullcontext() as write,
         open_drawn_frames(save, source_fps(source), spec) if save is not None else nullcontext() as draw,
     ):
         task = VisionTask(spec, engine.inputs, engine.outputs)
@@ -350,10 +350,7 @@ def run_infer(
     return {
         "frames": count,
         "fps": round(count / max(time.monotonic() - started, 1e-9), 2),
-        "latency_ms": {
-            "p50": round(latency.percentile_ms(50.0), 3),
-            "p99": round(latency.percentile_ms(99.0), 3),
-        },
+        "latency_ms": {f"p{share}": round(latency.percentile_ms(share), 3) for share in (50, 99)},
     }
 
 
@@ -408,15 +405,12 @@ def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Ite
 
 
 @contextmanager
-def _results(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
-    """Yield a function that writes one JSON line; None without a path.
+def _results(path: Path) -> Iterator[Callable[[dict[str, Any]], object]]:
+    """Yield a function that writes one JSON line.
 
     The file gets its name only when the block has ended without an error.
     Raises AgentError: `results.write`  the disk refuses.
     """
-    if path is None:
-        yield None
-        return
     partial = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         if path.is_dir():

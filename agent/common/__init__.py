@@ -5,7 +5,7 @@ others as needed.
 
 Public names:
     bounded_yaml load_yaml, YamlError
-    clock        Clock, SYSTEM_CLOCK
+    clock        Clock, SYSTEM_CLOCK, Waker
     console      Task, progress, stage, say, say_error, set_up_logging
     credentials  FileOrCredential, locate
     database     Database, readable_schemas, show_schemas

@@ -1,4 +1,4 @@
-"""Read the time and wait for it: `Clock` is the one place where tared meets the machine's clock.
+"""Read the time and wait for it: `Clock` is the one place where tared meets the machine's clock. `Waker` ends a wait.
 
 Code that decides by the time takes a `Clock`, so a test can turn one by hand (tests/support/turned_clock.py). Code that
 only measures how long its own work takes may read `time` itself.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import queue
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -68,3 +70,38 @@ class Clock:
 
 
 SYSTEM_CLOCK = Clock()
+
+
+class Waker:
+    """Ends the waits of one thread, on request of any.
+
+    Attributes:
+        socket: What the thread waits for beside its other sockets; readable once somebody has called `wake`.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError without a descriptor to spare."""
+        self.socket, self._sender = socket.socketpair()
+        self.socket.setblocking(False)
+        self._sender.setblocking(False)
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        with suppress(OSError):  # full: it has been woken often enough; closed: the thread has ended
+            self._sender.send(b"\0")
+
+    def clear(self) -> None:
+        """Take notice of all calls of `wake` so far."""
+        with suppress(BlockingIOError):
+            self.socket.recv(4096)
+
+    def sleep(self, clock: Clock, seconds: float | None) -> None:
+        """Wait until somebody calls `wake`, or the time is over; None: no limit."""
+        with selectors.PollSelector() as selector:  # it takes no descriptor, of which there may be none
+            selector.register(self.socket, selectors.EVENT_READ)
+            clock.select(selector, seconds)
+        self.clear()
+
+    def close(self) -> None:
+        self.socket.close()
+        self._sender.close()

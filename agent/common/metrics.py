@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -24,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.clock import SYSTEM_CLOCK, Clock, Waker
 from agent.common.errors import AgentError, ConfigError, FaultLog, fault_remedy
 from agent.common.http.addresses import is_loopback, is_unspecified, split_address
 from agent.common.http.connection import HttpConnection
@@ -108,9 +107,7 @@ class MetricsServer(threading.Thread):
         self._ending = False
         self._listener: socket.socket | None = None
         self._pause_s = 0.0  # until it is tried again to listen
-        self._wakes, self._wake = socket.socketpair()
-        for each in (self._wakes, self._wake):
-            each.setblocking(False)
+        self._waker = Waker()
 
     def __enter__(self) -> MetricsServer:
         self._listen()
@@ -119,12 +116,10 @@ class MetricsServer(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._ending = True
-        with suppress(BlockingIOError):
-            self._wake.send(b"\0")
+        self._waker.wake()
         self.join(_END_S)
         if not self.is_alive():
-            for each in (self._wakes, self._wake):
-                each.close()
+            self._waker.close()
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -132,7 +127,7 @@ class MetricsServer(threading.Thread):
             if self._listener is not None:
                 self._serve(self._listener)
             else:
-                self._sleep(self._pause_s)
+                self._waker.sleep(self._clock, self._pause_s)
                 self._listen()
         if self._listener is not None:
             self._listener.close()
@@ -153,7 +148,7 @@ class MetricsServer(threading.Thread):
         """Serve until the end, or until a fault, which must not end the process; then wait a little."""
         try:
             reception = Reception(
-                listener, self._wakes, HttpConnection, self._answer, self._accepting, "metrics", clock=self._clock
+                listener, self._waker, HttpConnection, self._answer, self._accepting, "metrics", clock=self._clock
             )
             with closing(reception):
                 while not self._ending:
@@ -163,13 +158,7 @@ class MetricsServer(threading.Thread):
             self._faults.note("server", error)
             found = f"{type(error).__name__}: {error}"
             failure = AgentError("metrics.failed", found, "no exception", fault_remedy(error))
-            self._sleep(self._serving.note_failure(failure))
-
-    def _sleep(self, seconds: float) -> None:
-        """Wait until the end wakes the thread, or the time is over."""
-        with selectors.PollSelector() as selector:  # it takes no descriptor, of which there may be none
-            selector.register(self._wakes, selectors.EVENT_READ)
-            self._clock.select(selector, seconds)
+            self._waker.sleep(self._clock, self._serving.note_failure(failure))
 
     def _answer(self, connection: HttpConnection, head: bytes, now_s: float) -> None:
         try:

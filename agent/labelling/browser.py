@@ -18,6 +18,7 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, NoReturn
 
+from agent.common.clock import Waker
 from agent.common.console import say_error
 from agent.common.errors import AgentError
 from agent.common.html.pages import resource
@@ -72,16 +73,14 @@ class LabelPage:
         server = http_url(*listener.getsockname()[:2])
         self.address = f"{server}/{self._token}/"
         self.forwarding = f"{listener.getsockname()[1]}:{server.removeprefix('http://')}"
-        self._wakes, self._wake = socket.socketpair()
-        for each in (self._wakes, self._wake):
-            each.setblocking(False)
+        self._waker = Waker()  # nobody calls it: the process ends with the thread
         accepting = RetryState(_report, Backoff(*_RETRY_S), 1)
         connect = partial(HttpConnection, most_body=_MOST_BODY)
-        self._reception = Reception(listener, self._wakes, connect, self._answer, accepting, "labelling")
+        self._reception = Reception(listener, self._waker, connect, self._answer, accepting, "labelling")
 
     def serve(self) -> NoReturn:
         """Serve until an exception, such as KeyboardInterrupt."""
-        with self._wakes, self._wake, closing(self._reception):
+        with closing(self._waker), closing(self._reception):
             while True:
                 self._reception.turn(None)
 

@@ -13,12 +13,11 @@ import contextlib
 import logging
 import math
 import queue
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.clock import SYSTEM_CLOCK, Clock, Waker
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.mqtt.acknowledgements import PendingAck
@@ -162,15 +161,15 @@ class MqttSession(abc.ABC):
     def _alive(self) -> bool:
         return self._connection is not None and self._connection.alive
 
-    def _open(self, wakee: socket.socket | None = None) -> None:
-        """Try once to connect. wakee: as in Connection. Raises as `Connection.open`."""
+    def _open(self, waker: Waker | None = None) -> None:
+        """Try once to connect. waker: as in Connection. Raises as `Connection.open`."""
         self._connection = Connection(
             self._endpoint,
             self._negotiation.version,
             self._client_id,
             self._options,
             self._receive,
-            wakee,
+            waker,
             self._clock,
         )
         self._connection.open(self._password)
@@ -309,8 +308,7 @@ class MqttClient(MqttSession):
         super().__init__(endpoint, client_id, options, clock)
         self._connected = threading.Event()
         self._closing = threading.Event()
-        self._waker, self._wakee = socket.socketpair()
-        self._waker.setblocking(False)
+        self._waker = Waker()
         if options.receive_queue is not None:
             options.receive_queue.on_progress = self.wake
         self._thread = threading.Thread(target=self._run, name="mqtt", daemon=True)
@@ -322,8 +320,7 @@ class MqttClient(MqttSession):
         return self._clock.wait(self._connected, timeout_s)
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: the thread is about to wake; closed: it has ended
-            self._waker.send(b"\0")
+        self._waker.wake()
 
     def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
         """Close as MqttSession does, but wait up to CONNECT_TIMEOUT_S longer for an attempt to connect."""
@@ -337,14 +334,13 @@ class MqttClient(MqttSession):
             log.warning("mqtt=stuck host=%s port=%d", self._endpoint.host, self._endpoint.port)
             return
         self._waker.close()
-        self._wakee.close()
         log.info("mqtt=closed unsent=%d", self._unsent)
 
     def _run(self) -> None:
         while not self._closing.is_set():
             error = None
             try:
-                self._open(self._wakee)
+                self._open(self._waker)
                 while self._alive:
                     self._turn(lambda connection: connection.turn(self._wait_s))
                     if self._closing.is_set() and self._has_left():

@@ -36,7 +36,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.clock import SYSTEM_CLOCK, Clock, Waker
 from agent.common.errors import AgentError, ConfigError
 from agent.common.timing import Backoff
 from agent.contract.wire import MAX_PAYLOAD_BYTES
@@ -173,7 +173,7 @@ class Connection:
         client_id: str,
         options: SessionOptions,
         on_message: Callable[[str, Message, PendingAck], None],
-        wakee: socket.socket | None,
+        waker: Waker | None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare a connection without reaching for the broker.
@@ -183,8 +183,8 @@ class Connection:
             options: Those of the session. Of `will`, the message is taken now.
             on_message: Receives each message with its subscription, unless there is a receive queue. It is acknowledged
                 once the PendingAck was released and the connection has had a turn.
-            wakee: A byte that arrives here ends a `turn`. None: there are no turns; a caller that waits for many
-                connections at once waits for their `sock`, and calls `handle`.
+            waker: Ends a `turn`. None: there are no turns; a caller that waits for many connections at once waits for
+                their `sock`, and calls `handle`.
             clock: Measures the deadlines of the broker's answers.
         """
         self.outcome = "not tried yet"
@@ -206,9 +206,9 @@ class Connection:
         self._subscribing: int | None = None  # the packet id of the SUBSCRIBE that waits for its answer
         self._answer_by = math.inf
         self._receive = on_message
-        self._wakee = wakee
+        self._waker = waker
         queue = options.receive_queue
-        self._selector = selectors.DefaultSelector() if wakee is not None else None
+        self._selector = selectors.DefaultSelector() if waker is not None else None
         self._last_error = _LastError()
         self._client = self._new_client(client_id, will, will_delay_s, in_bulk=queue is not None)
         self._acks = OrderedAcks(self._client.ack)
@@ -281,8 +281,8 @@ class Connection:
         self._answer_by = self._clock.monotonic_s() + CONNECT_TIMEOUT_S
         if (sock := self.sock) is not None:
             self.version_reply = "silence"
-            if self._selector is not None and self._wakee is not None:
-                self._selector.register(self._wakee, selectors.EVENT_READ)
+            if self._selector is not None and self._waker is not None:
+                self._selector.register(self._waker.socket, selectors.EVENT_READ)
                 self._selector.register(sock, selectors.EVENT_READ)
 
     def _connect(self, password: str | None, properties: Mapping[str, int]) -> None:
@@ -316,12 +316,12 @@ class Connection:
         Raises AgentError (`broker.protocol`, `broker.silent`, `broker.port`, `broker.limits`), and whatever paho makes
         of broken packets.
         """
-        if (sock := self.sock) is None or self._selector is None or self._wakee is None:
+        if (sock := self.sock) is None or self._selector is None or self._waker is None:
             return
         self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0))
         ready = {key.fileobj: events for key, events in self._selector.select(0.0 if self.has_read_ahead else wait_s)}
-        if self._wakee in ready:
-            self._wakee.recv(4096)
+        if self._waker.socket in ready:
+            self._waker.clear()
         self.handle(ready.get(sock, 0))
 
     def handle(self, events: int) -> None:

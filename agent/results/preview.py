@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.clock import SYSTEM_CLOCK, Clock, Waker
 from agent.common.errors import AgentError, FaultLog, fault_remedy
 from agent.common.http.addresses import http_url
 from agent.common.http.reception import BACKLOG, Reception, listen
@@ -85,9 +83,7 @@ class Preview(threading.Thread):
         self._permitted: bool | None = None  # None: nobody has decided yet
         self._faults = FaultLog(log)
         self._ending = False
-        self._wakes, self._wake = socket.socketpair()
-        self._wakes.setblocking(False)
-        self._wake.setblocking(False)
+        self._waker = Waker()
         self.address = ""
         self._reception: Reception[Viewer] | None = None  # while viewers are served
         self._awaited: set[str] = set()  # cameras whose next answer is wanted; the frame path takes them out
@@ -103,11 +99,10 @@ class Preview(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._ending = True
-        self._notify()
+        self._waker.wake()
         self.join(_END_S)
         if not self.is_alive():
-            self._wakes.close()
-            self._wake.close()
+            self._waker.close()
 
     def show(self, newest: Newest, on_change: Callable[[TaredError | None], None], allowed: Show = as_served) -> None:
         """Take frames from here on.
@@ -123,13 +118,13 @@ class Preview(threading.Thread):
         if camera in self._awaited:
             self._awaited.discard(camera)
             self._offered[camera] = served
-            self._notify()
+            self._waker.wake()
 
     def permit(self, permitted: bool) -> None:
         """Listen; or end all viewers at once, and stop listening. permitted: `privacy.preview`."""
         if permitted != self._permitted:
             self._permitted = permitted
-            self._notify()
+            self._waker.wake()
 
     def as_dict(self) -> dict[str, JsonValue]:
         """The state for `status` and telemetry. error: the code of what fails."""
@@ -142,31 +137,19 @@ class Preview(threading.Thread):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while not self._ending:
             if self._permitted is None:
-                self._sleep(None)
+                self._waker.sleep(self._clock, None)
                 continue
             try:
                 with self._listening() as reception:
                     self._serve(reception)
             except AgentError as error:
                 pause_s = self._opening.note_failure(error)
-                self._sleep(pause_s if self._permitted else None)
+                self._waker.sleep(self._clock, pause_s if self._permitted else None)
             except Exception as error:  # a fault of the preview must not end the video
                 self._faults.note("preview", error)
                 found = f"{type(error).__name__}: {error}"
                 failure = AgentError("preview.failed", found, "no exception", fault_remedy(error))
-                self._sleep(self._opening.note_failure(failure))
-
-    def _notify(self) -> None:
-        with suppress(BlockingIOError):  # it has been woken often enough
-            self._wake.send(b"\0")
-
-    def _sleep(self, seconds: float | None) -> None:
-        """Wait until `permit` or the end wakes the thread, or the time is over."""
-        with selectors.PollSelector() as selector:  # it takes no descriptor, of which there may be none
-            selector.register(self._wakes, selectors.EVENT_READ)
-            self._clock.select(selector, seconds)
-        with suppress(BlockingIOError):
-            self._wakes.recv(4096)
+                self._waker.sleep(self._clock, self._opening.note_failure(failure))
 
     @contextmanager
     def _listening(self) -> Iterator[Reception[Viewer]]:
@@ -189,7 +172,7 @@ class Preview(threading.Thread):
                     address = http_url(*listener.getsockname()[:2])
                 connect = partial(Viewer, header=self._header)
                 reception = Reception(
-                    listener, self._wakes, connect, self._answer, self._accepting, "preview", clock=self._clock
+                    listener, self._waker, connect, self._answer, self._accepting, "preview", clock=self._clock
                 )
             except OSError as error:
                 found = f"{self._config.address}: {error.strerror or error}"

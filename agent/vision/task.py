@@ -19,7 +19,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.vision.decode import Decoder, Prediction, open_decoder
 from agent.vision.preprocess import Geometry, Preprocessor, network_input
 from agent.vision.spec import ModelSpec
-from engines.interface import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
+from engines.interface import Array, Engine, OverlappingEngine, TensorSpec
 from engines.trace import span
 
 if TYPE_CHECKING:  # a job's child process has no cameras, and imports their modules for nothing
@@ -157,8 +157,7 @@ class VisionTask:
         self._batch: Array = np.empty(0)
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
-        self._image_engine: ImageEngine | None = None  # the same, where it preprocesses itself
-        self._overlapping: OverlappingEngine | None = None  # the same, where it computes in parallel
+        self._overlapping: OverlappingEngine | None = None  # the same, where it preprocesses and computes in parallel
 
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Prediction, Geometry]:
         """Return the prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
@@ -194,7 +193,7 @@ class VisionTask:
         Args:
             submit: runs a blocking call in another thread; not used for an engine that overlaps by itself.
         """
-        self._note_abilities(engine)
+        self._note_ability(engine)
         overlapping = self._overlapping
         if len(images) == 1:
             if overlapping is not None:
@@ -235,19 +234,19 @@ class VisionTask:
         self, engine: Engine, image: NDArray[np.uint8]
     ) -> tuple[Callable[[], Outputs], tuple[int, ...], Geometry]:
         """Return the call that infers a frame, the shape of its network input, and where the frame lies in that."""
-        self._note_abilities(engine)
-        if self._image_engine is not None:
+        self._note_ability(engine)
+        if (device := self._overlapping) is not None:
             transform, geometry = self._preprocess.transform(image)
-            return partial(_run, self._image_engine.infer_image, image, transform), transform.input_shape, geometry
+            run = partial(_run, lambda: device.finish(device.start_image(image, transform)))
+            return run, transform.input_shape, geometry
         with span("preprocess"):
             tensor, geometry = self.preprocess(image)
         return partial(_run, engine.infer, tensor), tensor.shape, geometry
 
-    def _note_abilities(self, engine: Engine) -> None:
-        """Ask a new engine for its abilities; not for every frame: checking a Protocol's members costs microseconds."""
+    def _note_ability(self, engine: Engine) -> None:
+        """Ask a new engine if it overlaps; not for every frame: checking a Protocol's members costs microseconds."""
         if engine is not self._engine:
             self._engine = engine
-            self._image_engine = engine if isinstance(engine, ImageEngine) else None
             self._overlapping = engine if isinstance(engine, OverlappingEngine) else None
 
     def _start_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> PendingInference:

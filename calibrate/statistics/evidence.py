@@ -408,38 +408,36 @@ _GAIN_MEANS = np.linspace(-1.0, 1.0, 501)  # candidate means; the bounds are wid
 # pairs that gain 0.1 with a deviation of 0.2: a fraction of a half shows the gain in 17 samples of 100, nine tenths in
 # 71, and misses the mean no more often than it may.
 _BOLDEST = 0.9
+_ERROR = 0.05  # probability at most that `gain_bounds` misses the mean, and that `shows_loss` is wrong
 
 
-def gain_bounds(differences: NDArray[np.float64], error: float = 0.05) -> tuple[float, float]:
-    """Bound the mean of differences in [-1, 1]; the bounds miss it with probability `error` at most.
+def gain_bounds(differences: NDArray[np.float64]) -> tuple[float, float]:
+    """Bound the mean of differences in [-1, 1]; the bounds miss it with a probability of 0.05 at most.
 
     Against every candidate mean two gamblers bet before each value, one on higher and one on lower differences. A mean
-    is ruled out once one of them has made 2 / error out of 1. Source: Waudby-Smith and Ramdas, "Estimating means of
+    is ruled out once one of them has made 2 / 0.05 out of 1. Source: Waudby-Smith and Ramdas, "Estimating means of
     bounded random variables by betting" (JRSS B 2024), the hedged capital of Theorem 3 with the predictable bets of
     Section 4.3, for a number of values that is known beforehand. Holds when the conditional mean is constant, and for
     the one order in which the values came: bounds averaged over several orders hold for none.
 
     Args:
         differences: (n,), fidelity of one engine less that of another, frame by frame.
-        error: Probability of a miss, in (0, 1).
 
     Returns:
         The lower and the upper bound; (-1, 1) without values. Where chance rules out the mean of the values themselves,
         the bounds are widened to it.
 
-    Raises ValueError for values outside [-1, 1], NaN among them, and for an error outside (0, 1).
+    Raises ValueError for values outside [-1, 1], NaN among them.
 
     >>> low, high = gain_bounds(np.full(64, 0.2))       # the candidate is better by 0.2 on each of 64 frames
     >>> round(low, 2), round(high, 2)
     (0.12, 0.26)
     """
-    if not 0.0 < error < 1.0:
-        raise ValueError(f"error must lie in (0, 1), got {error}")
     if not (np.abs(differences) <= 1.0).all():
         raise ValueError("differences of two fidelities lie in [-1, 1]")
     if not differences.size:
         return -1.0, 1.0
-    ruin = math.log(2.0 / error)
+    ruin = math.log(2.0 / _ERROR)
     bets = _bets(differences, ruin)[:, np.newaxis]
     with np.errstate(divide="ignore"):  # at the ends of the range no bet is too bold
         higher = np.minimum(bets, _BOLDEST / (_GAIN_MEANS + 1.0)) * (differences[:, np.newaxis] - _GAIN_MEANS)
@@ -452,23 +450,22 @@ def gain_bounds(differences: NDArray[np.float64], error: float = 0.05) -> tuple[
     return min(low, mean), max(high, mean)
 
 
-def shows_loss(differences: NDArray[np.float64], error: float = 0.05) -> bool:
+def shows_loss(differences: NDArray[np.float64]) -> bool:
     """Return True if paired differences show that a candidate is worse: a test for one look, at a fixed number.
 
     Where nothing is lost, each difference might as well have the other sign. The sum of such signs reaches
-    sqrt(2 ln(1 / error)) times the root of the sum of squares with probability `error` at most. Source: Hoeffding,
+    sqrt(2 ln(1 / 0.05)) times the root of the sum of squares with a probability of 0.05 at most. Source: Hoeffding,
     "Probability inequalities for sums of bounded random variables" (JASA 1963), section 2, for given magnitudes. It
     sees a loss with a third of the values that `gain_bounds` needs, which hold for any distribution.
 
     Args:
         differences: (n,), fidelity of the candidate less that of the other engine, frame by frame.
-        error: Probability of True where nothing is lost, in (0, 1).
 
     >>> shows_loss(np.tile([-0.5, 0.1, -0.1, 0.0], 16)), shows_loss(np.tile([-0.5, 0.5], 32))
     (True, False)
     """
     lost = -float(differences.sum())
-    return lost > 0.0 and lost * lost >= 2.0 * math.log(1.0 / error) * float(np.square(differences).sum())
+    return lost > 0.0 and lost * lost >= 2.0 * math.log(1.0 / _ERROR) * float(np.square(differences).sum())
 
 
 def _bets(differences: NDArray[np.float64], ruin: float) -> NDArray[np.float64]:

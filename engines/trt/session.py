@@ -335,7 +335,7 @@ class Session:
 
 
 class TensorRtEngine(Session):
-    """ImageEngine: a frame's bytes are uploaded as they are, a quarter of what its float32 input weighs.
+    """OverlappingEngine: a frame's bytes are uploaded as they are, a quarter of what its float32 input weighs.
 
     Raises EngineError and DeviceError as Session; DeviceError (`cuda.compiler`) where the kernels cannot be compiled.
     """
@@ -352,13 +352,6 @@ class TensorRtEngine(Session):
         except BaseException:
             self.close()
             raise
-
-    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
-        """Run one BGR frame uint8 (H, W, 3); return the outputs by name.
-
-        Raises EngineError and DeviceError as `start_image` does.
-        """
-        return self.finish(self.start_image(frame, transform))
 
     def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
         """Queue a BGR frame uint8 (H, W, 3), preprocessed on the device; return its ticket for `finish`.

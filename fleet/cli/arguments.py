@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import number
+from agent.cli.arguments import number, option
 
 if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from _typeshed import DataclassInstance
@@ -27,13 +27,12 @@ _TLS_FILES = ("ca_file", "cert_file", "key_file")
 def add_database_option(parser: argparse.ArgumentParser, default: str | None = "fleet.sqlite") -> None:
     """Add --db, the fleet's database."""
     about = _DB if default else f"{_DB} (default: none)"
-    parser.add_argument("--db", default=default, metavar="FILE_OR_URL", help=about)
+    option(parser, "--db", "FILE_OR_URL", about, default=default)
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:
     """Add --sign, for `signer_from`."""
-    about = "an operator's private key, of 'tared keys new' (default: unsigned)"
-    parser.add_argument("--sign", type=Path, metavar="KEY", help=about)
+    option(parser, "--sign", "KEY", "an operator's private key, of 'tared keys new' (default: unsigned)", Path)
 
 
 def signer_from(options: argparse.Namespace) -> Signer | None:
@@ -49,9 +48,9 @@ def signer_from(options: argparse.Namespace) -> Signer | None:
 def add_metrics_options(parser: argparse.ArgumentParser) -> None:
     """Add --metrics and --metrics-name, for `serving_metrics`."""
     about = "serve metrics for Prometheus there, at /metrics, without a password (default: none)"
-    parser.add_argument("--metrics", metavar="HOST:PORT", help=about)
+    option(parser, "--metrics", "HOST:PORT", about)
     about = "a further name by which Prometheus may ask for them; may be repeated (default: none)"
-    parser.add_argument("--metrics-name", action="append", default=[], metavar="HOST", help=about)
+    option(parser, "--metrics-name", "HOST", about, action="append", default=[])
 
 
 @contextmanager
@@ -119,20 +118,17 @@ def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") 
         fleet: The default fleet, in words for the help.
     """
     broker = parser.add_argument_group("broker", "options given here replace those of the configuration")
-    section = "take all this from the mqtt section of a config.yaml (default: none)"
-    broker.add_argument("-c", "--config", type=Path, metavar="FILE", help=section)
-    broker.add_argument("--host", metavar="HOST", help="the broker's name or address (default: 127.0.0.1)")
-    broker.add_argument("--port", type=number(int, 1, 65535), metavar="PORT", help="its port (default: 1883)")
-    broker.add_argument("--fleet", metavar="FLEET", help=f"the fleet of the devices (default: {fleet})")
-    broker.add_argument("--username", metavar="NAME", help="the user name at the broker (default: none)")
-    password = "a file whose first line is the password (default: no password)"
-    broker.add_argument("--password-file", type=Path, metavar="FILE", help=password)
+    option(broker, "-c --config", "FILE", "take all this from the mqtt section of a config.yaml (default: none)", Path)
+    option(broker, "--host", "HOST", "the broker's name or address (default: 127.0.0.1)")
+    option(broker, "--port", "PORT", "its port (default: 1883)", number(int, 1, 65535))
+    option(broker, "--fleet", "FLEET", f"the fleet of the devices (default: {fleet})")
+    option(broker, "--username", "NAME", "the user name at the broker (default: none)")
+    option(broker, "--password-file", "FILE", "a file whose first line is the password (default: no password)", Path)
     broker.add_argument("--tls", action="store_true", help="TLS; the broker's certificate is of a CA the system trusts")
     authority = "TLS; the CA that signed the broker's certificate (default: those the system trusts)"
-    broker.add_argument("--ca-file", type=Path, metavar="PEM", help=authority)
-    certificate = "TLS; the certificate that the broker knows you by (default: none)"
-    broker.add_argument("--cert-file", type=Path, metavar="PEM", help=certificate)
-    broker.add_argument("--key-file", type=Path, metavar="PEM", help="its private key, unencrypted (default: none)")
+    option(broker, "--ca-file", "PEM", authority, Path)
+    option(broker, "--cert-file", "PEM", "TLS; the certificate that the broker knows you by (default: none)", Path)
+    option(broker, "--key-file", "PEM", "its private key, unencrypted (default: none)", Path)
 
 
 def endpoint_from(options: argparse.Namespace) -> Endpoint:

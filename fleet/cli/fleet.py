@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent.cli.arguments import command, number, print_result, table_console
+from agent.cli.arguments import command, number, option, print_result, table_console
 from agent.common.errors import AgentError, CommandError
 from fleet.cli.arguments import (
     add_broker_options,
@@ -58,19 +57,17 @@ def add_fleet(commands: Any) -> None:
     about = "a fixed name of its own for each collector: under it the broker keeps results for it (default: "
     about += "tared-collector, then the fleet and the part; with --share a new one at each start, for which nothing is "
     about += "kept)"
-    collect.add_argument("--client-id", metavar="ID", help=about)
+    option(collect, "--client-id", "ID", about)
     share = "share the messages with all collectors of this group, over MQTT 5 (default: take all)"
-    collect.add_argument("--share", metavar="GROUP", help=share)
-    part = "take one of M parts of the devices, by their names (default: 1/1)"
-    collect.add_argument("--part", type=_part, metavar="N/M", help=part)
-    days = "days that reports are kept"
-    collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="DAYS", help=days)
+    option(collect, "--share", "GROUP", share)
+    option(collect, "--part", "N/M", "take one of M parts of the devices, by their names (default: 1/1)", _part)
+    option(collect, "--keep-days", "DAYS", "days that reports are kept", number(float, 0.01, 36_500.0), default=30.0)
     unseen = "days without a message after which a device is forgotten (default: never)"
-    collect.add_argument("--forget-days", type=number(float, 1.0, 36_500.0), metavar="DAYS", help=unseen)
+    option(collect, "--forget-days", "DAYS", unseen, number(float, 1.0, 36_500.0))
     most = "devices that the store may have; messages of more are refused, and known devices lose nothing"
-    collect.add_argument("--most-devices", type=number(int, 1, 10**8), default=100_000, metavar="N", help=most)
+    option(collect, "--most-devices", "N", most, number(int, 1, 10**8), default=100_000)
     new = "new devices that are taken in a minute; others are refused, until they send again"
-    collect.add_argument("--new-devices-per-minute", type=number(int, 1, 10**8), default=6000, metavar="N", help=new)
+    option(collect, "--new-devices-per-minute", "N", new, number(int, 1, 10**8), default=6000)
     add_metrics_options(collect)
     add_broker_options(collect, "all")
     _add_merge(actions)
@@ -80,32 +77,30 @@ def add_fleet(commands: Any) -> None:
     devices = command(actions, "devices", _devices, "list the devices with their last reports")
     _add_selection(devices)
     most = "devices to show at most; the next ones are behind --after"
-    devices.add_argument("--most", type=number(int, 1, 100_000), default=1000, metavar="N", help=most)
-    after = "begin with the first name behind this one (default: at the first)"
-    devices.add_argument("--after", default="", metavar="NAME", help=after)
+    option(devices, "--most", "N", most, number(int, 1, 100_000), default=1000)
+    option(devices, "--after", "NAME", "begin with the first name behind this one (default: at the first)", default="")
 
     forget = command(actions, "forget", _forget, "remove devices with all of their reports")
     _add_selection(forget)
     forget.add_argument("--dry-run", action="store_true", help="only list the devices that would be removed")
 
     tag = command(actions, "tag", _tag, "put tags on devices, by which commands select them")
-    tag.add_argument("tags", nargs="*", metavar="NAME[=VALUE]", help="the tags to put on")
-    tag.add_argument("--remove", action="append", default=[], metavar="NAME", help="a tag to take off (default: none)")
+    option(tag, "tags", "NAME[=VALUE]", "the tags to put on", nargs="*")
+    option(tag, "--remove", "NAME", "a tag to take off (default: none)", action="append", default=[])
     _add_selection(tag)
 
     report = command(actions, "report", _report, "write the state of the fleet as one HTML file")
-    written = "the page to write"
-    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help=written)
+    option(report, "-o --output", "FILE", "the page to write", Path, default=Path("report.html"))
     _add_selection(report)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     add_database_option(parser)
     about = "such as state=degraded,fidelity_low<0.9,tag.site=berlin (default: all devices)"
-    parser.add_argument("--where", metavar="CONDITIONS", help=about)
-    parser.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the devices")
+    option(parser, "--where", "CONDITIONS", about)
+    option(parser, "--fleet", "FLEET", "the fleet of the devices", default="default")
     silent, about = number(float, 1.0, 10 * 365 * 86_400.0), "seconds without a message after which a device is silent"
-    parser.add_argument("--silent", type=silent, default=600.0, metavar="S", help=about)
+    option(parser, "--silent", "S", about, silent, default=600.0)
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -122,52 +117,48 @@ def _part(text: str) -> tuple[int, int]:
 
 def _add_merge(actions: Any) -> None:
     merge = command(actions, "merge", _merge, "merge the histograms of boards into one calibration; no frame is sent")
-    add = merge.add_argument
-    add("devices", nargs="*", metavar="DEVICE", help="their names; none: all that are there within --within")
-    add("--select", metavar="CONDITIONS", help="devices in --db, as --where of 'devices' (default: none)")
+    option(merge, "devices", "DEVICE", "their names; none: all that are there within --within", nargs="*")
+    option(merge, "--select", "CONDITIONS", "devices in --db, as --where of 'devices' (default: none)")
     add_database_option(merge)
     output = "the calibration.json to write; boards get the .bundle beside it"
-    add("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
-    add("--method", default="entropy", metavar="METHOD", help="as of 'tared calibrate'")
-    seconds = partial(add, metavar="S")
-    seconds("--within", type=number(float, 0.0, 3600.0), default=10.0, help="seconds to wait for boards")
-    add("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send at the same time")
+    option(merge, "-o --output", "FILE", output, Path, required=True)
+    option(merge, "--method", "METHOD", "as of 'tared calibrate'", default="entropy")
+    option(merge, "--within", "S", "seconds to wait for boards", number(float, 0.0, 3600.0), default=10.0)
+    option(merge, "--at-once", "N", "boards that send at the same time", number(int, 1, 1000), default=16)
     silence = "seconds of silence after which a board is given up"
-    seconds("--timeout", type=number(float, 1.0, 86400.0), default=30.0, help=silence)
-    seconds("--longest", type=number(float, 1.0, 86400.0), default=1800.0, help="seconds for one board in all")
-    uploads = "the folder that keeps the uploads of boards (default: a temporary folder)"
-    add("--uploads", type=Path, metavar="DIR", help=uploads)
+    option(merge, "--timeout", "S", silence, number(float, 1.0, 86400.0), default=30.0)
+    option(merge, "--longest", "S", "seconds for one board in all", number(float, 1.0, 86400.0), default=1800.0)
+    option(merge, "--uploads", "DIR", "the folder that keeps the uploads of boards (default: a temporary folder)", Path)
     add_sign_option(merge)
     add_broker_options(merge)
 
 
 def _add_simulate(actions: Any) -> None:
     simulate = command(actions, "simulate", _simulate, "run boards without cameras against a real broker")
-    add = simulate.add_argument
-    seconds = partial(add, metavar="S")
-    add("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N", help="boards to simulate")
+    option(simulate, "--devices", "N", "boards to simulate", number(int, 1, 1_000_000), required=True)
     end = "seconds until it ends (default: at an interrupt)"
-    seconds("--seconds", type=number(float, 0.1), default=math.inf, help=end)
+    option(simulate, "--seconds", "S", end, number(float, 0.1), default=math.inf)
     period = "seconds between two messages of telemetry"
-    seconds("--period", dest="period_s", type=number(float, 0.1, 3600.0), default=5.0, help=period)
+    option(simulate, "--period", "S", period, number(float, 0.1, 3600.0), dest="period_s", default=5.0)
     ramp = "seconds in which they are switched on (default: N / 200)"
-    seconds("--ramp", dest="ramp_s", type=number(float, 0.0), help=ramp)
+    option(simulate, "--ramp", "S", ramp, number(float, 0.0), dest="ramp_s")
     drift = "db, after_s, spread_s, ramp_s, groups, day_s (default: no drift)"
-    add("--drift", default="", metavar="K=V,...", help=drift)
+    option(simulate, "--drift", "K=V,...", drift, default="")
     shares = "shares crash, restore, no_clock, hostile of boards, duplicate, delay of messages; every_s (default: none)"
-    add("--faults", default="", metavar="K=V,...", help=shares)
+    option(simulate, "--faults", "K=V,...", shares, default="")
     bad = "new engines that turn out bad: named=SHA256|METHOD|REGIME; first, last: of these boards (default: none)"
-    add("--bad", default="", metavar="K=V,...", help=bad)
+    option(simulate, "--bad", "K=V,...", bad, default="")
     storms = "seconds after which all connections are cut (default: never)"
-    seconds("--storm", dest="storms", type=number(float, 0.0), nargs="+", default=[], help=storms)
+    option(simulate, "--storm", "S", storms, number(float, 0.0), dest="storms", nargs="+", default=[])
     skew = "seconds by which the boards' clocks deviate"
-    seconds("--clock-skew", dest="clock_skew_s", type=number(float, 0.0), default=0.0, help=skew)
-    seconds("--job", dest="job_s", type=number(float, 0.01), default=60.0, help="seconds of a job, the median")
-    add("--failures", type=number(float, 0.0, 1.0), default=0.02, metavar="P", help="share of jobs that fail")
-    add("--no-automatic", dest="automatic", action="store_false", help="no board answers an alarm by itself")
+    option(simulate, "--clock-skew", "S", skew, number(float, 0.0), dest="clock_skew_s", default=0.0)
+    option(simulate, "--job", "S", "seconds of a job, the median", number(float, 0.01), dest="job_s", default=60.0)
+    option(simulate, "--failures", "P", "share of jobs that fail", number(float, 0.0, 1.0), default=0.02)
+    manual = "no board answers an alarm by itself"
+    simulate.add_argument("--no-automatic", dest="automatic", action="store_false", help=manual)
     trust = "an operator's public key; with one, unsigned commands are refused (default: none)"
-    add("--trust", dest="operator_keys", type=Path, action="append", default=[], metavar="PUB", help=trust)
-    add("--seed", type=number(int, 0), default=0, metavar="N", help="seed of all random draws")
+    option(simulate, "--trust", "PUB", trust, Path, dest="operator_keys", action="append", default=[])
+    option(simulate, "--seed", "N", "seed of all random draws", number(int, 0), default=0)
     add_broker_options(simulate)
 
 
@@ -199,11 +190,8 @@ def _collect(options: argparse.Namespace) -> int:
 
     with serving_metrics(options, "collect", metrics):
         run_until_signalled(collector.run, "collecting", None, show)
-    if options.json:
-        print(json.dumps({"counts": {name: counts[name] for name in _COUNTED}}))
-    else:
-        print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}")
-    return 0
+    last = f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}"
+    return print_result(options, {"counts": {name: counts[name] for name in _COUNTED}}, lambda: print(last))
 
 
 @contextmanager
@@ -264,12 +252,10 @@ def _forget(options: argparse.Namespace) -> int:
         if not options.dry_run:
             devices.forget(selected, who=getpass.getuser())
     names = [each.name for each in selected]
-    if options.json:
-        print(json.dumps({"forgotten": [] if options.dry_run else names, "selected": names}))
-    else:
-        word = "would be forgotten" if options.dry_run else "forgotten"
-        print(f"{len(names)} devices {word}: {', '.join(map(printable, names[:10]))}{' ...' if names[10:] else ''}")
-    return 0
+    word = "would be forgotten" if options.dry_run else "forgotten"
+    text = f"{len(names)} devices {word}: {', '.join(map(printable, names[:10]))}{' ...' if names[10:] else ''}"
+    result = {"forgotten": [] if options.dry_run else names, "selected": names}
+    return print_result(options, result, lambda: print(text))
 
 
 def _tag(options: argparse.Namespace) -> int:
@@ -280,8 +266,8 @@ def _tag(options: argparse.Namespace) -> int:
     with _selection(options.db, options.fleet, options.where, options.silent) as (_, devices, selected):
         devices.tag(selected, tags, options.remove, who=getpass.getuser())
     names = [each.name for each in selected]
-    print(json.dumps({"tagged": names}) if options.json else f"{len(names)} devices: {', '.join(names[:10])}")
-    return 0
+    text = f"{len(names)} devices: {', '.join(names[:10])}"
+    return print_result(options, {"tagged": names}, lambda: print(text))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -334,8 +320,7 @@ def _merge(options: argparse.Namespace) -> int:
             merged = merge_calibration(exchange.inbox.complete, options.method, fleet, advance)
     save_calibration(merged.calibration, options.output)
     write_bundle(merged.calibration, options.output)
-    _print(options, exchange, merged)
-    return 0
+    return _print(options, exchange, merged)
 
 
 def _temporary_folder(stack: ExitStack) -> Path:
@@ -347,7 +332,7 @@ def _temporary_folder(stack: ExitStack) -> Path:
         raise AgentError("merge.write", str(error), "a writable folder for the uploads of boards", remedy) from error
 
 
-def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> None:
+def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> int:
     from fleet.merge.calibration import BUNDLE
 
     calibration = merged.calibration
@@ -363,13 +348,14 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
         "counts": dict(exchange.inbox.counts),
         "distances_db": dict(merged.distances),
     }
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(f"{result['board_count']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
-    for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
-        for device, reason in devices.items():
-            print(f"{why}: {printable(device)}: {printable(reason)}")
+
+    def show() -> None:
+        print(f"{result['board_count']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
+        for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
+            for device, reason in devices.items():
+                print(f"{why}: {printable(device)}: {printable(reason)}")
+
+    return print_result(options, result, show)
 
 
 def pairs(defaults: T, text: str) -> T:
@@ -411,8 +397,8 @@ def _simulate(options: argparse.Namespace) -> int:
         return outcome.connected, f"connected; {outcome.made} rows, {outcome.confirmed} confirmed"
 
     run_until_signalled(simulation.run, "simulating", simulated.devices, show, lambda: time.monotonic() > ends_s)
-    print(json.dumps(outcome.as_dict()) if options.json else _summary(outcome.as_dict()))
-    return 0
+    result = outcome.as_dict()
+    return print_result(options, result, lambda: print(_summary(result)))
 
 
 def _summary(outcome: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, number, print_result
+from agent.cli.arguments import command, number, option, print_result
 from agent.common.errors import AgentError, ConfigError
 from fleet.cli.arguments import (
     add_broker_options,
@@ -38,34 +38,31 @@ _DAY_S = 86_400.0
 def add_operator(commands: Any) -> None:
     """Add the commands of operators and model makers, who keep their private keys."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
-    send.add_argument("device", metavar="DEVICE", help="the board's device name")
-    send.add_argument("op", metavar="OP", help=_OPS)
+    option(send, "device", "DEVICE", "the board's device name")
+    option(send, "op", "OP", _OPS)
     given = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
-    send.add_argument("arguments", nargs="*", metavar="key=value", help=given)
-    picture = "of snapshot: where to save the picture (default: it is not saved)"
-    send.add_argument("-o", "--output", type=Path, metavar="now.jpg", help=picture)
+    option(send, "arguments", "key=value", given, nargs="*")
+    option(send, "-o --output", "now.jpg", "of snapshot: where to save the picture (default: it is not saved)", Path)
     add_sign_option(send)
-    newer = "of set: above the version before (default: none)"
-    send.add_argument("--version", type=number(int, 1, 2**53 - 1), metavar="N", help=newer)
-    valid = "seconds until the command expires"
-    send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help=valid)
+    option(send, "--version", "N", "of set: above the version before (default: none)", number(int, 1, 2**53 - 1))
+    option(send, "--valid", "S", "seconds until the command expires", number(float, 1.0, 30 * 86400.0), default=60.0)
     add_broker_options(send)
     silence = "seconds of silence after which it gives up"
-    send.add_argument("--timeout", type=number(float, 0.1, 86400.0), default=30.0, metavar="S", help=silence)
+    option(send, "--timeout", "S", silence, number(float, 0.1, 86400.0), default=30.0)
 
     watch = command(commands, "watch", _watch, "follow devices live: a table on a terminal, else JSON lines")
-    watch.add_argument("devices", nargs="*", metavar="DEVICE", help="their names; none: all of the fleet")
+    option(watch, "devices", "DEVICE", "their names; none: all of the fleet", nargs="*")
     add_broker_options(watch)
 
     web = command(commands, "web", _web, "show boards in a browser, live, and send them commands")
-    web.add_argument("--listen", default="127.0.0.1:8470", metavar="HOST:PORT", help="where it serves its pages")
+    option(web, "--listen", "HOST:PORT", "where it serves its pages", default="127.0.0.1:8470")
     names = "one more name by which browsers may call it (default: none)"
-    web.add_argument("--name", action="append", default=[], metavar="HOST", help=names)
+    option(web, "--name", "HOST", names, action="append", default=[])
     secret = "a password demanded of browsers, with any user name (default: none)"
-    web.add_argument("--web-password-file", type=Path, metavar="FILE", help=secret)
+    option(web, "--web-password-file", "FILE", secret, Path)
     add_database_option(web, None)
     files = "the folder of models and calibrations that rollouts of its pages may send (default: none)"
-    web.add_argument("--files", type=Path, metavar="FOLDER", help=files)
+    option(web, "--files", "FOLDER", files, Path)
     add_sign_option(web)
     add_metrics_options(web)
     add_broker_options(web)
@@ -73,18 +70,15 @@ def add_operator(commands: Any) -> None:
     about = "keys that sign commands and releases"
     keys = commands.add_parser("keys", help=about, description=about).add_commands("actions", "ACTION")
     new = command(keys, "new", _new, "make a key")
-    files = "writes NAME.key, which stays with its owner, and NAME.pub for the boards"
-    new.add_argument("name", type=Path, metavar="NAME", help=files)
+    option(new, "name", "NAME", "writes NAME.key, which stays with its owner, and NAME.pub for the boards", Path)
 
     release = command(commands, "release", _release, "sign that a model may run, for 'tared send DEVICE model'")
-    add = release.add_argument
-    add("model", type=Path, metavar="MODEL.onnx", help="the model that may run")
-    add("--key", type=Path, required=True, metavar="KEY", help="a release key")
-    add("--version", type=number(int, 1, 2**53 - 1), required=True, metavar="N", help="boards take none below it")
-    days = "days until boards refuse it"
-    add("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help=days)
-    add("--product", metavar="NAME", help="for boards of this commands.product (default: boards that name none)")
-    add("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE", help="the release to write")
+    option(release, "model", "MODEL.onnx", "the model that may run", Path)
+    option(release, "--key", "KEY", "a release key", Path, required=True)
+    option(release, "--version", "N", "boards take none below it", number(int, 1, 2**53 - 1), required=True)
+    option(release, "--expires", "DAYS", "days until boards refuse it", number(float, 0.001, 3650.0), default=90.0)
+    option(release, "--product", "NAME", "for boards of this commands.product (default: boards that name none)")
+    option(release, "-o --output", "FILE", "the release to write", Path, default=Path("release.json"))
 
 
 def _send(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, number, table_console
+from agent.cli.arguments import command, number, option, print_result, table_console
 from fleet.cli.arguments import (
     add_broker_options,
     add_database_option,
@@ -45,13 +45,13 @@ def add_rollout(actions: Any) -> None:
     add_database_option(run)
     add_sign_option(run)
     lease = "seconds after which another controller takes over the rollouts of one that died"
-    run.add_argument("--lease", type=number(float, 1.0, 3600.0), default=30.0, metavar="S", help=lease)
+    option(run, "--lease", "S", lease, number(float, 1.0, 3600.0), default=30.0)
     run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
     add_metrics_options(run)
     add_broker_options(run, "all in the store")
     show = command(steps, "show", _show, "show the progress of a rollout, the reasons, and the operators")
     listed = command(steps, "list", _list, "list all rollouts, the newest first")
-    listed.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
+    option(listed, "--fleet", "FLEET", "the fleet of the boards", default="default")
     about = "command no further board; boards with the command continue"
     pause = command(steps, "pause", partial(_steer, "pause"), about)
     resume = command(steps, "resume", partial(_steer, "resume"), "continue a paused rollout")
@@ -60,41 +60,38 @@ def add_rollout(actions: Any) -> None:
     undo += "(default: none goes back)"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
     for each in (show, pause, resume, abort):
-        about = "the rollout, by the id of 'create' or 'list'; its beginning is enough"
-        each.add_argument("id", metavar="ID", help=about)
+        option(each, "id", "ID", "the rollout, by the id of 'create' or 'list'; its beginning is enough")
     for each in (pause, resume, abort):
-        each.add_argument("--why", default="", metavar="TEXT", help=_WHY)
+        option(each, "--why", "TEXT", _WHY, default="")
     for each in (show, listed, pause, resume, abort):
         add_database_option(each)
 
 
 def _add_create(steps: Any) -> None:
     create = command(steps, "create", _create, "write a rollout into the store; 'run' carries it out")
-    add = create.add_argument
-    lasting = partial(add, type=_duration)
-    add("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
-    add("--op", required=True, metavar="OP", help=_OPS)
-    add("--select", default="", metavar="CONDITIONS", help="as --where of 'devices' (default: all boards)")
+    option(create, "arguments", "key=value", "of the op; file=PATH of a model", nargs="*")
+    option(create, "--op", "OP", _OPS, required=True)
+    option(create, "--select", "CONDITIONS", "as --where of 'devices' (default: all boards)", default="")
     waves = "how many boards the waves have reached, one after the other: a number, or a share in %%"
-    add("--waves", default="1,5%,25%,100%", metavar="WAVES", help=waves)
+    option(create, "--waves", "WAVES", waves, default="1,5%,25%,100%")
     gates = "failures<=2%%, unreached<=10%%; of each board fidelity>=0.95, latency_p99<=1.2x, @90%% of them ..."
-    add("--gate", dest="gates", default="", metavar="GATES", help=f"{gates} (default: failures<=2%%)")
-    lasting("--soak", dest="soak_s", default="30m", metavar="TIME", help=f"{_TIME} until a wave is judged")
+    option(create, "--gate", "GATES", f"{gates} (default: failures<=2%%)", dest="gates", default="")
+    option(create, "--soak", "TIME", f"{_TIME} until a wave is judged", _duration, dest="soak_s", default="30m")
     at_once = "boards that carry it out at the same time"
-    add("--at-once", type=number(int, 1, 1_000_000), default=500, metavar="N", help=at_once)
+    option(create, "--at-once", "N", at_once, number(int, 1, 1_000_000), default=500)
     window = "send only in these hours, by a board's tag 'tz', else --timezone; may be repeated (default: at any hour)"
-    add("--window", dest="windows", action="append", default=[], metavar="01:00-05:00", help=window)
-    add("--timezone", default="UTC", metavar="ZONE", help="of the windows, such as Europe/Berlin")
-    add("--order", default="random", metavar="ORDER", help="random, name, or tag.NAME: lowest first")
-    lasting("--valid", dest="valid_s", default="1h", metavar="TIME", help=f"{_TIME} to wait for a board")
-    lasting("--deadline", dest="deadline_s", default="2h", metavar="TIME", help=f"{_TIME} that a board may take")
+    option(create, "--window", "01:00-05:00", window, dest="windows", action="append", default=[])
+    option(create, "--timezone", "ZONE", "of the windows, such as Europe/Berlin", default="UTC")
+    option(create, "--order", "ORDER", "random, name, or tag.NAME: lowest first", default="random")
+    option(create, "--valid", "TIME", f"{_TIME} to wait for a board", _duration, dest="valid_s", default="1h")
+    option(create, "--deadline", "TIME", f"{_TIME} that a board may take", _duration, dest="deadline_s", default="2h")
     unheard = f"{_TIME} until an unheard board is silent"
-    lasting("--silent", dest="silent_s", default="10m", metavar="TIME", help=unheard)
+    option(create, "--silent", "TIME", unheard, _duration, dest="silent_s", default="10m")
     signed = "for boards that obey signed commands alone: no controller without a key carries it out"
-    add("--signed", action="store_true", help=signed)
-    add("--why", default="", metavar="TEXT", help=_WHY)
-    add("--dry-run", action="store_true", help="only list the boards of each wave, as without it")
-    add("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
+    create.add_argument("--signed", action="store_true", help=signed)
+    option(create, "--why", "TEXT", _WHY, default="")
+    create.add_argument("--dry-run", action="store_true", help="only list the boards of each wave, as without it")
+    option(create, "--fleet", "FLEET", "the fleet of the boards", default="default")
     add_database_option(create)
 
 
@@ -161,11 +158,8 @@ def _show(options: argparse.Namespace) -> int:
 
     with _register(options) as register:
         overview, boards, commands = register.show(options.id)
-    if options.json:
-        print(json.dumps(rollout_details(overview, boards, commands)))
-    else:
-        print_rollout(overview, boards, table_console())
-    return 0
+    details = rollout_details(overview, boards, commands)
+    return print_result(options, details, lambda: print_rollout(overview, boards, table_console()))
 
 
 def _steer(action: str, options: argparse.Namespace) -> int:
@@ -176,8 +170,7 @@ def _steer(action: str, options: argparse.Namespace) -> int:
         else:
             rollout = (register.pause if action == "pause" else register.resume)(options.id, options.why)
     state = {"id": rollout.id, "state": rollout.state.value}
-    print(json.dumps(state) if options.json else f"{rollout.id} {rollout.state.value}")
-    return 0
+    return print_result(options, state, lambda: print(*state.values()))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ class Day:
     fidelity: tuple[float, ...] = ()
 
 
-def daily_trends(store: FleetStore, devices: Collection[int], now: float, days: int = DAYS) -> list[Day]:
+def daily_trends(store: FleetStore, devices: Collection[int], now: float) -> list[Day]:
     """Return the last days, the oldest first, from the first on which anything was received.
 
     Args:
@@ -48,7 +48,7 @@ def daily_trends(store: FleetStore, devices: Collection[int], now: float, days: 
         now: Unix time in s, the end of the last day.
     """
     wanted, last = set(devices), math.ceil(now) + 1  # one database rounds to whole seconds, the other one cuts
-    span = last, float(last - days * _DAY_S), float(last)
+    span = last, float(last - DAYS * _DAY_S), float(last)
     events: dict[int, Counter[str]] = defaultdict(Counter)
     newest: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # by day and device: epoch, number
     with store.transaction("read") as transaction:

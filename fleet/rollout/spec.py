@@ -287,10 +287,10 @@ def open_until(windows: Sequence[Window], now: float, zone: str) -> float | None
     return end if end - now >= _LEAST_S else None
 
 
-def check_zone(name: str) -> str:
-    """Return the name of a known time zone. Raises CommandError (`rollout.zone`) for any other."""
+def check_zone(name: str) -> None:
+    """Check that a time zone is known. Raises CommandError (`rollout.zone`) for any other."""
     try:
-        return _zone(name).key
+        _zone(name)
     except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
         expected = "an IANA time zone such as Europe/Berlin"
         remedy = "correct --timezone or the tag 'tz'; where this machine knows none: pip install tzdata"

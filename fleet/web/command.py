@@ -13,6 +13,7 @@ from agent.common.credentials import locate
 from agent.common.errors import AgentError, ConfigError
 from agent.common.heap import limit_malloc_arenas
 from agent.common.http.addresses import http_url, is_loopback, is_unspecified, split_address
+from agent.common.http.reception import listen
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
 from calibrate.errors import install_extra
@@ -53,7 +54,7 @@ class Listen:
 def run_web(
     endpoint: Endpoint,
     fleet: str,
-    listen: Listen,
+    address: Listen,
     password_file: Path | None,
     signer: Signer | None,
     announce: Callable[[str], None],
@@ -83,8 +84,8 @@ def run_web(
         remedy = install_extra("web")
         raise AgentError("web.missing", str(error), "starlette and uvicorn", remedy) from error
     limit_malloc_arenas()
-    password = _password(listen, password_file)
-    options = WebOptions(listen.hosts, password)
+    password = _password(address, password_file)
+    options = WebOptions(address.hosts, password)
     if db is not None and files is not None and not files.is_dir():
         found = f"--files {files}"
         raise ConfigError("web.files", found, "a folder of models and calibrations", "correct --files")
@@ -95,8 +96,8 @@ def run_web(
         app = create_app(boards, Orders(endpoint, fleet, signer), options, room)
         config = uvicorn.Config(
             app,
-            host=listen.host,
-            port=listen.port,
+            host=address.host,
+            port=address.port,
             log_level="error",
             access_log=False,
             server_header=False,
@@ -104,32 +105,26 @@ def run_web(
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_END_S,
         )
-        listener = bound(listen)
+        listener = bound(address)
         with listener:
             announce(http_url(*listener.getsockname()[:2]))
             with suppress(KeyboardInterrupt):  # the server raises the signal again that it has ended by
                 PageServer(config, options).run(sockets=[listener])
 
 
-def bound(listen: Listen) -> socket.socket:
-    """Return a socket that is bound. Raises AgentError (`web.listen`)."""
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+def bound(address: Listen) -> socket.socket:
+    """Return a socket on which browsers wait from here on, and are not refused. Raises AgentError (`web.listen`)."""
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((listen.host, listen.port))
-        bound.listen()  # from here on browsers wait, and are not refused
+        return listen(address.host, address.port)
     except OSError as error:
-        bound.close()
-        found = f"{listen.host}:{listen.port}: {error.strerror or error}"
+        found = f"{address.host}:{address.port}: {error.strerror or error}"
         raise AgentError("web.listen", found, "an address of this machine that is free", "choose another") from error
-    return bound
 
 
-def _password(listen: Listen, file: Path | None) -> str:
+def _password(address: Listen, file: Path | None) -> str:
     if file is None:
-        if not is_loopback(listen.host):
-            found = f"--listen {listen.host}, which other machines can reach, without a password"
+        if not is_loopback(address.host):
+            found = f"--listen {address.host}, which other machines can reach, without a password"
             remedy = "write a password into a file, and name it with --web-password-file"
             raise AgentError("web.password", found, "a password that browsers must send", remedy)
         return ""

@@ -73,7 +73,7 @@ class Orders:
         """Return the newest snapshot of a board; None without one."""
         return next((order.picture for order in self.of_board(board) if order.picture is not None), None)
 
-    def give(self, board: str, op: str, arguments: Mapping[str, str]) -> Order:
+    def give(self, board: str, op: str, arguments: Mapping[str, str]) -> None:
         """Send a command to a board.
 
         Raises AgentError: `web.busy` while too many are under way; and as `new_command` and `Topics` do.
@@ -88,7 +88,6 @@ class Orders:
             self._orders.appendleft(order)
             self.version += 1
         threading.Thread(target=self._follow, args=(order, topics, command), name=f"order-{op}", daemon=True).start()
-        return order
 
     def _follow(self, order: Order, topics: Topics, command: Command) -> None:
         pictures = (

@@ -52,11 +52,10 @@ def stores_results(board: MqttClient, where: str, number: int = 0) -> bool:
     return f"c{number}" in stored(where)
 
 
-def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
-    """Wait until so many collectors have acknowledged: from here on each is subscribed."""
+def online(board: MqttClient, watcher: Watcher) -> None:
+    """Wait until a collector has acknowledged: from here on it is subscribed."""
     board.publish(ONLINE)
-    for _ in range(times):
-        watcher.expect(TOPICS.ack, epoch=0, upto=0)
+    watcher.expect(TOPICS.ack, epoch=0, upto=0)
 
 
 @contextmanager

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.common.errors import AgentError
+from unexpected import unexpected
+
 from agent.monitoring.estimates import FidelityRecord
 from agent.monitoring.evidence_file import EvidenceFile
 
 SOURCE = "rtsp://camera"
-
-
-def unexpected(_error: AgentError) -> None:
-    raise AssertionError("no error was expected")
 
 
 class Process:

@@ -90,6 +90,13 @@ class JobDeskBench:
     clock: TurnedClock
     results: list[CommandResult] = field(default_factory=list)
 
+    def configure(self, **recalibration: object) -> None:
+        """Change settings of recalibration; a calibration takes 8 frames."""
+        config = self.operations.config
+        changed = config.recalibration.model_copy(update=recalibration)
+        calibration = config.calibration.model_copy(update={"frames": 8})
+        self.operations.configure(config.model_copy(update={"recalibration": changed, "calibration": calibration}))
+
     def recalibrate(
         self, outcome: JobOutcome | None = None, steps: tuple[str, ...] = ("BUILDING", "VALIDATING")
     ) -> None:

@@ -17,6 +17,7 @@ import yaml
 from brokers import RealBroker, eventually
 from daemon_life import LIMIT_S, TOPICS, Life, living
 from onnx import numpy_helper
+from unexpected import unexpected
 from worlds import World
 
 from agent.contract.commands import CommandResult
@@ -93,7 +94,7 @@ class Case:
         return final
 
     def records(self, trigger: str) -> list[JobRecord]:
-        journal = JobJournal(self.world.state_dir / "jobs.sqlite", _unexpected)
+        journal = JobJournal(self.world.state_dir / "jobs.sqlite", unexpected)
         return [record for record in journal.records() if record.trigger == trigger]
 
     def check_killed(self, life: Life) -> None:
@@ -117,7 +118,7 @@ class Case:
         state_dir = self.world.state_dir
         half_written = [path for ending in ("new", "old", "gone") for path in state_dir.rglob(f".*.{ending}")]
         frames = list((state_dir / "jobs").glob("*"))
-        records = JobJournal(state_dir / "jobs.sqlite", _unexpected).records()
+        records = JobJournal(state_dir / "jobs.sqlite", unexpected).records()
         running = {record.id for record in records if not record.state.is_finished}
         return [*half_written, *(path for path in frames if path.name not in running)]
 
@@ -142,10 +143,6 @@ def live_world(world: World, port: int) -> World:
     )
     (world.folder / "scene").write_text(str(world.folder / "clip.avi"))
     return world
-
-
-def _unexpected(error: Exception) -> None:
-    raise AssertionError(str(error))
 
 
 @contextmanager

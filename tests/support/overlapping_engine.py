@@ -14,8 +14,11 @@ from engines.interface import Array, Engine, TensorSpec
 from engines.preprocessing import ImageTransform
 
 
-class DeviceEngine:
-    """An engine that preprocesses, as one on a GPU does: here both run on the CPU."""
+class OverlappingDeviceEngine:
+    """An engine that preprocesses, as one on a GPU does: here both run on the CPU.
+
+    Takes a second frame before it has finished the first, and never a third.
+    """
 
     def __init__(self, engine: Engine) -> None:
         if COMPILER is None:
@@ -25,30 +28,20 @@ class DeviceEngine:
         self._preprocess = DevicePreprocess(cast(CudaExecutor, self._executor))
         self.inputs: list[TensorSpec] = list(engine.inputs)
         self.outputs: list[TensorSpec] = list(engine.outputs)
+        self.under_way: dict[int, dict[str, Array]] = {}
+        self.most = 0
 
     def infer(self, batch: Array) -> dict[str, Array]:
         raise AssertionError(f"a network input {batch.shape} for an engine that takes frames")
 
-    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
+    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
         lying = self._executor.upload(frame)
         made = self._executor.empty(transform.input_shape, transform.dtype)
         self._preprocess.run(transform, lying.address, made.address)
-        return self._engine.infer(self._executor.download(made))
+        return self._begun(self._engine.infer(self._executor.download(made)))
 
     def close(self) -> None:
         self._engine.close()
-
-
-class OverlappingDeviceEngine(DeviceEngine):
-    """Takes a second frame before it has finished the first, and never a third."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.under_way: dict[int, dict[str, Array]] = {}
-        self.most = 0
-
-    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
-        return self._begun(self.infer_image(frame, transform))
 
     def start(self, batch: Array) -> int:
         return self._begun(self._engine.infer(batch))

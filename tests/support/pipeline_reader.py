@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import cast
 
-from agent.camera.capture import CaptureThread, Frame, FrameSlot
+from agent.camera.capture import CaptureThread, FrameSlot
 from agent.camera.source import CaptureSettings, Transport, parse_source
 from agent.common.errors import CameraError
 
@@ -36,14 +36,9 @@ def main() -> None:
         if frame is None:
             time.sleep(0.01)
         else:
-            on_frame(frame)
+            show({"frame": frame.id, "shape": frame.image.shape, "bgr": frame.image.mean(axis=(0, 1)).round().tolist()})
     if thread.error is not None:
         raise thread.error
-
-
-def on_frame(frame: Frame) -> None:
-    """Print a frame."""
-    show({"frame": frame.id, "shape": frame.image.shape, "bgr": frame.image.mean(axis=(0, 1)).round().tolist()})
 
 
 def on_change(error: CameraError | None) -> None:

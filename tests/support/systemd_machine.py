@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 _SYSTEMD = Path("/usr/lib/systemd/systemd")
 _LIMIT_S = 60.0
 
@@ -138,6 +140,12 @@ class Machine:
         """The process id, out here, of its process 1; 0 while there is none."""
         children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text().split()
         return int(children[0]) if children else 0
+
+
+def process_status(process: psutil.Process, key: str) -> str:
+    """A value of its /proc/PID/status."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    return str(re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0])
 
 
 def sandbox_of_this_interpreter() -> str:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
+
 from agent.common.clock import Clock
 
 T = TypeVar("T")
@@ -60,11 +62,11 @@ class TurnedClock(Clock):
             self.turn(step_s)
             time.sleep(_POLL_S)  # for the threads that were woken
 
-    def until_waiting(self, threads: int = 1) -> None:
-        """Return once so many threads wait for a time of this clock that has not come."""
+    def until_waiting(self) -> None:
+        """Return once a thread waits for a time of this clock that has not come."""
         give_up_s = time.monotonic() + _LIMIT_S
-        while self.waiting < threads:
-            assert time.monotonic() < give_up_s, f"{self.waiting} threads wait on the clock, not {threads}"
+        while not self.waiting:
+            assert time.monotonic() < give_up_s, "no thread waits on the clock"
             time.sleep(_POLL_S)
 
     @property
@@ -131,3 +133,8 @@ class TurnedClock(Clock):
         finally:
             with self._lock:
                 self._ends_s.remove(ends_s)
+
+
+@pytest.fixture
+def clock() -> TurnedClock:
+    return TurnedClock()

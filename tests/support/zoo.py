@@ -91,11 +91,11 @@ def assert_same_bits(model: ModelProto, other: ModelProto) -> None:
         np.testing.assert_array_equal(found[name], expected)
 
 
-def assert_close(model: ModelProto, other: ModelProto, tolerance: float = 1e-5) -> None:
+def assert_close(model: ModelProto, other: ModelProto) -> None:
     batch = image(model)
     found = run(other, batch)
     for name, expected in run(model, batch).items():
-        assert np.abs(found[name] - expected).max() <= tolerance * np.abs(expected).max()
+        assert np.abs(found[name] - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def by_name(model: ModelProto) -> dict[str, NodeProto]:

@@ -6,8 +6,6 @@ By the number of files every write that makes one is refused in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,12 +108,6 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBrok
     return board
 
 
-@contextmanager
-def ordeal(calibrated: Board, broker: RealBroker, folder: Path) -> Iterator[Ordeal]:
-    with small_file_system(folder / "state", "3m", 400) as disk:
-        yield Ordeal(copied(calibrated, folder, broker), disk)
-
-
 @pytest.mark.trial
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
@@ -131,7 +123,9 @@ def test_every_write_meets_a_full_disk(
 ) -> None:
     told: set[str] = set()
     for number, room in enumerate(rooms):
-        with ordeal(calibrated, any_broker, tmp_path / str(number)) as case:
+        folder = tmp_path / str(number)
+        with small_file_system(folder / "state", "3m", 400) as disk:
+            case = Ordeal(copied(calibrated, folder, any_broker), disk)
             case.squeezed(room)
             case.started_again(room)
             print(f"{room}: {sorted(case.told)}", flush=True)

@@ -30,10 +30,6 @@ REFERENCE_ACCURACY = 0.9
 CLASSES: list[str] = [*SPEC["labels"]]
 
 
-def frames_served(broker: RealBroker) -> int:
-    return int(answer(broker, "status")["frames"])
-
-
 def camera(watcher: Watcher, *known: str) -> dict[str, Any]:
     """The next telemetry of the camera that has all of these keys."""
     while True:
@@ -71,7 +67,7 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
         bound = REFERENCE_ACCURACY - (1.0 - sample["fidelity"]["low"])
         assert sample["accuracy_lower_bound_if_reference_accuracy_holds"] == pytest.approx(max(0.0, bound))
         assert sample["fidelity_hour"]["n"] >= sample["fidelity"]["n"]
-        eventually(lambda: frames_served(any_broker) >= 20)
+        eventually(lambda: answer(any_broker, "status")["frames"] >= 20)
         assert labeller.wait_connected(60.0)
         for frame, name in enumerate(answers(world, 20)):
             place = {"ts": frame / FPS} if frame % 2 else {"frame": frame}

@@ -20,7 +20,7 @@ import pytest
 from brokers import Mosquitto, Watcher, free_port, running_mosquitto
 from collector_bench import ONLINE, alarm
 from device import TOPICS
-from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
+from systemd_machine import Machine, process_status, sandbox_of_this_interpreter, why_not
 from systemd_unit import MAX_EXPOSURE, UNIT, read_unit
 from systemd_unit import systemd_analyze as systemd_analyze
 from web_bench import Site
@@ -175,7 +175,7 @@ def test_collector_controller_and_pages_serve_a_fleet_from_one_store_and_outlive
         watcher.expect(TOPICS.ack, epoch=7, upto=1)
         main = room.main(collector)
         assert PASSWORD not in " ".join([*main.cmdline(), *main.environ().values()])
-        assert _status(main, "CapEff") == _status(main, "CapBnd") == "0000000000000000"
+        assert process_status(main, "CapEff") == process_status(main, "CapBnd") == "0000000000000000"
         main.kill()
         room.machine.eventually(lambda: room.machine.property(collector, "NRestarts") == "1", tell=room.log)
         watcher.expect(TOPICS.ack, epoch=7, upto=1)  # for the status that the broker has kept, from its directory
@@ -221,7 +221,7 @@ def test_the_pages_are_served_to_who_knows_the_password_and_sign(room: Room) -> 
         given = " ".join([*main.cmdline(), *main.environ().values()])
         assert PASSWORD not in given
         assert WEB_PASSWORD not in given
-        assert _status(main, "CapEff") == _status(main, "CapBnd") == "0000000000000000"
+        assert process_status(main, "CapEff") == process_status(main, "CapBnd") == "0000000000000000"
         assert site.order(TOPICS.device, op="rollback") == 303
         command = watcher.expect(TOPICS.command, op="rollback")
         assert Keyring([room.public]).signer_id(command)
@@ -232,8 +232,3 @@ def test_the_pages_are_served_to_who_knows_the_password_and_sign(room: Room) -> 
     assert room.machine.property(WEB, "Result") == "success"
     said = room.log.read_text() if room.log.exists() else ""
     assert not re.search(f"EPERM|Operation not permitted|Traceback|{PASSWORD}|{WEB_PASSWORD}", said), said
-
-
-def _status(process: psutil.Process, key: str) -> str:
-    text = Path(f"/proc/{process.pid}/status").read_text()
-    return str(re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0])

@@ -19,7 +19,7 @@ import yaml
 from brokers import RealBroker, Watcher
 from places import ROOT
 from service_driver import DRIVER
-from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
+from systemd_machine import Machine, process_status, sandbox_of_this_interpreter, why_not
 from systemd_unit import DROP_IN, UNIT
 from worlds import FIRST_COMMIT, make_world
 
@@ -225,8 +225,8 @@ def test_the_service_serves_calibrates_hangs_and_serves_again(service: Service, 
         status = watcher.expect(Topics("default", "board").status, state="online")  # localhost was looked up
         assert status["session"]
     assert main.uids().real not in (0, os.getuid())
-    assert _status(main, "CapEff") == _status(main, "CapBnd") == "0000000000000000"
-    assert (_status(main, "NoNewPrivs"), _status(main, "Seccomp")) == ("1", "2")
+    assert process_status(main, "CapEff") == process_status(main, "CapBnd") == "0000000000000000"
+    assert (process_status(main, "NoNewPrivs"), process_status(main, "Seccomp")) == ("1", "2")
     assert not service.said("EPERM|Operation not permitted|Traceback")
 
     hang = service.switches / "hang"
@@ -359,8 +359,3 @@ def _has_ended(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _status(process: psutil.Process, key: str) -> str:
-    text = Path(f"/proc/{process.pid}/status").read_text()
-    return str(re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0])

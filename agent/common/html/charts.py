@@ -177,7 +177,7 @@ class _Plot:
             self.shapes.append(_line(x1, y1, x2, y2, f"mark {mark.color}", mark.text))
 
     def markup(self) -> Markup:
-        return _svg(self.shapes, WIDTH, HEIGHT, self.title)
+        return _svg(self.shapes, HEIGHT, self.title)
 
 
 def line_chart(
@@ -258,7 +258,7 @@ def stacked_bars(rows: Mapping[str, Mapping[str, int]], colors: Mapping[str, str
                 shapes.append(_bar(left, top + 4, width, 16, color, f"{visible(name)}: {count} {part}"))
                 left += width
         shapes.append(_text(left + 6, top + 16, str(sum(parts.values())), "axis"))
-    return _svg(shapes, WIDTH, len(rows) * _ROW, title)
+    return _svg(shapes, len(rows) * _ROW, title)
 
 
 def timeline(lanes: Mapping[str, Sequence[tuple[float, str, str]]], title: str) -> Markup:
@@ -273,7 +273,7 @@ def timeline(lanes: Mapping[str, Sequence[tuple[float, str, str]]], title: str) 
         shapes.append(_line(_NAMES, middle, WIDTH, middle, "rule"))
         shapes += [_dot(scale(at), middle, color, words) for at, color, words in marks]
     shapes += [_text(scale(at), foot + 14, words, "middle axis") for at, words in scale.ticks()]
-    return _svg(shapes, WIDTH, foot + 20, title)
+    return _svg(shapes, foot + 20, title)
 
 
 def strip(cells: Sequence[tuple[float, float, str, str]], title: str, height: int = 72) -> Markup:
@@ -288,12 +288,12 @@ def strip(cells: Sequence[tuple[float, float, str, str]], title: str, height: in
         tall = max(3.0, height * min(max(share, 0.0), 1.0))
         shapes.append(_bar(left, height - tall, max(wide - 0.5, 0.4), tall, color, words))
         left += wide
-    return _svg([*shapes, _line(0, height, WIDTH, height, "rule")], WIDTH, height + 1, title)
+    return _svg([*shapes, _line(0, height, WIDTH, height, "rule")], height + 1, title)
 
 
-def _svg(shapes: Sequence[Markup], width: float, height: float, title: str) -> Markup:
+def _svg(shapes: Sequence[Markup], height: float, title: str) -> Markup:
     return Markup('<svg class="chart" tabindex="0" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        width, height, visible(title), Markup("").join(shapes)
+        WIDTH, height, visible(title), Markup("").join(shapes)
     )
 
 

@@ -11,10 +11,9 @@ import errno
 import selectors
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.clock import SYSTEM_CLOCK, Clock, Waker
 from agent.common.errors import AgentError
 from agent.common.http.connection import HttpConnection
 from agent.common.timing import RetryState
@@ -40,7 +39,7 @@ class Reception(Generic[C]):
     def __init__(
         self,
         listener: socket.socket,
-        wakes: socket.socket,
+        waker: Waker,
         connect: Callable[[socket.socket, float], C],
         answer: Callable[[C, bytes, float], None],
         accepting: RetryState,
@@ -51,7 +50,7 @@ class Reception(Generic[C]):
 
         Args:
             listener: Does not block.
-            wakes: A socket of the caller's, which `turn` empties; whatever arrives there ends a turn.
+            waker: The caller's; it ends a turn, which clears it.
             connect: Makes the connection's object, at a time of `clock`.
             answer: Called with the head of each request, and the time; calls `keep`, or the connection's `finish`.
             accepting: Receives the error `PART.accept` where descriptors or memory are short.
@@ -62,20 +61,19 @@ class Reception(Generic[C]):
         """
         self.kept: dict[C, None] = {}
         self._waiting: dict[C, None] = {}  # all others, the oldest first
-        self._listener, self._wakes = listener, wakes
+        self._listener, self._waker = listener, waker
         self._connect, self._answer, self._accepting, self._part = connect, answer, accepting, part
         self._clock = clock
         self._admits, self._admits_at_s = True, 0.0
         self._selector = selectors.DefaultSelector()
-        self._selector.register(wakes, selectors.EVENT_READ)
+        self._selector.register(waker.socket, selectors.EVENT_READ)
         self._selector.register(listener, selectors.EVENT_READ)
 
     def turn(self, due_s: float | None) -> None:
         """Wait until something happens, and see to it; until `due_s` of the clock at most."""
         for key, _ in self._clock.select(self._selector, self._idle_s(due_s)):
-            if key.fileobj is self._wakes:
-                with suppress(BlockingIOError):
-                    self._wakes.recv(4096)
+            if key.fileobj is self._waker.socket:
+                self._waker.clear()
             elif key.fileobj is self._listener:
                 self._admit()
             else:

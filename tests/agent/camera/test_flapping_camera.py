@@ -16,11 +16,6 @@ from agent.common.timing import Backoff
 LOST = CameraError("camera.lost", "x stopped", "frames", "check")
 
 
-@pytest.fixture
-def clock() -> TurnedClock:
-    return TurnedClock()
-
-
 def deliver(watched: CameraPresence, clock: TurnedClock, seconds: float) -> list[bool]:
     """Ten frames a second for so long; return the answer to each."""
     answers = []

@@ -32,11 +32,6 @@ CHUNKED = b"Content-Type: multipart/x-mixed-replace; boundary=a\r\nTransfer-Enco
 
 
 @pytest.fixture
-def clock() -> TurnedClock:
-    return TurnedClock()
-
-
-@pytest.fixture
 def camera() -> Iterator[MjpegServer]:
     with MjpegServer() as server:
         yield server

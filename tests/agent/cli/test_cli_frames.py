@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from bench import Bench, picture
@@ -11,16 +9,10 @@ from bench import Bench, picture
 from engines.calibration import load_calibration
 
 
-@pytest.fixture
-def pictures(bench: Bench) -> Path:
-    return bench.images("pictures", *(picture(value) for value in range(10, 110, 10)))
-
-
 @pytest.mark.parametrize(("count", "taken"), [(3, (10, 50, 80)), (99, range(10, 110, 10))])
-def test_fewer_frames_than_there_are_come_from_all_of_the_source(
-    bench: Bench, pictures: Path, count: int, taken: range
-) -> None:
+def test_fewer_frames_than_there_are_come_from_all_of_the_source(bench: Bench, count: int, taken: range) -> None:
     output = bench / "of.json"
+    pictures = bench.images("pictures", *(picture(value) for value in range(10, 110, 10)))
     printed = bench.json("calibrate", bench / "model.yaml", "--frames", pictures, "--count", count, "-o", output)
     assert printed["frames"] == len(taken)
     histogram = load_calibration(output).histograms["image"]

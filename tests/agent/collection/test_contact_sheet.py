@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from pydantic import JsonValue
+from unexpected import unexpected
 
 from agent.collection import report as selection_report
 from agent.collection.report import MAX_THUMBNAILS, SelectionReport, Thumbnail, draw_sheet
@@ -31,10 +32,6 @@ def report(sheet: list[Thumbnail] | None, classes: dict[int, int] | None = None)
     outcomes = Counter({TAKEN: 7, DUPLICATE: 2})
     counts = SelectionCounts(outcomes, 12.3456, (0, 0, 0, 7, 0, 0, 0, 0), classes or {0: 5, NOTHING: 2})
     return SelectionReport(counts, 1, lambda known: f"class {known}", sheet)
-
-
-def unexpected(error: AgentError) -> None:
-    pytest.fail(str(error))
 
 
 def read(png: bytes) -> np.ndarray:

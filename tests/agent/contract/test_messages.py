@@ -26,12 +26,6 @@ def command(**changes: Any) -> bytes:
     return json.dumps({**fields, **changes}).encode()
 
 
-def refusal(payload: bytes) -> CommandRefused:
-    with pytest.raises(CommandRefused) as caught:
-        parse_command(payload, NOW)
-    return caught.value
-
-
 def test_topics_follow_the_contract() -> None:
     topics = Topics("plant 7", "Kamera-Süd")
     assert topics.status == "tared/v1/plant 7/Kamera-Süd/status"
@@ -143,7 +137,9 @@ def test_numbers_that_json_has_not_never_leave() -> None:
     ],
 )
 def test_bad_commands_are_refused_by_name(payload: bytes, code: str, command_id: str | None) -> None:
-    error = refusal(payload)
+    with pytest.raises(CommandRefused) as caught:
+        parse_command(payload, NOW)
+    error = caught.value
     assert (error.code, error.command_id) == (code, command_id)
     assert error.status == ("EXPIRED" if code == "command.expired" else "REJECTED")
     CommandResult(

@@ -31,13 +31,7 @@ class Board:
     def __init__(self, at: JobDeskBench) -> None:
         self.at, self.operations = at, at.operations
         self.state = at.state
-        self.configure(automatic=True)
-
-    def configure(self, **recalibration: Any) -> None:
-        config = self.operations.config
-        changed = config.recalibration.model_copy(update=recalibration)
-        calibration = config.calibration.model_copy(update={"frames": 8})
-        self.operations.configure(config.model_copy(update={"recalibration": changed, "calibration": calibration}))
+        self.at.configure(automatic=True)
 
     def degrade(self) -> None:
         self.at.service.calibration = None
@@ -99,7 +93,7 @@ def test_a_pause_names_the_error_that_it_follows(board: Board, restarts: bool) -
 def test_the_hindrance_of_an_alarm_is_named(board: Board, changes: dict[str, Any], code: str, words: str) -> None:
     board.alarm()
     if "automatic" in changes:
-        board.configure(automatic=False)
+        board.at.configure(automatic=False)
     for _ in range(changes.get("rollbacks", 0)):
         board.operations._limits.count_rollback()
     cast(Any, board.operations.pipeline).loop.is_stuck = changes.get("is_stuck", False)

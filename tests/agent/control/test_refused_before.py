@@ -35,7 +35,7 @@ class Board:
         monkeypatch.setattr(type(at.operations.pipeline.observer.collection), "restart", self._restart)
         at.service.calibration = None
         self.state = replace(at.state, drift=None)
-        self.configure(automatic=True, **recalibration)
+        self.at.configure(automatic=True, **recalibration)
 
     @property
     def operations(self) -> Operations:
@@ -44,12 +44,6 @@ class Board:
     @property
     def jobs(self) -> list[str]:
         return [record.trigger for record in self.at.journal.records()]
-
-    def configure(self, **recalibration: Any) -> None:
-        config = self.operations.config
-        changed = config.recalibration.model_copy(update=recalibration)
-        calibration = config.calibration.model_copy(update={"frames": 8})
-        self.operations.configure(config.model_copy(update={"recalibration": changed, "calibration": calibration}))
 
     def pass_s(self, seconds: float, state: CameraState | None = None) -> None:
         """Look once a minute; a child that works is done by the next look."""
@@ -150,7 +144,7 @@ def test_other_settings_are_tried_and_those_that_no_candidate_depends_on_are_not
     board: Board, changes: dict[str, float], jobs: int
 ) -> None:
     board.pass_s(DAY)
-    board.configure(**changes)
+    board.at.configure(**changes)
     board.pass_s(DAY)
     assert len(board.jobs) == jobs
 

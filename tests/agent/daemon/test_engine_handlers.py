@@ -95,7 +95,6 @@ def test_a_limit_that_is_set_while_a_job_runs_is_for_the_next_one(
     assert operations.recalibrate(CommandProgress("c1", job_desk.results.append), RecalibrateArgs(frames=8))
     for _ in range(3):
         operations.tick({"camera": job_desk.state})
-    recalibration = operations.config.recalibration.model_copy(update={"max_loss": 0.5})
-    operations.configure(operations.config.model_copy(update={"recalibration": recalibration}))
+    job_desk.configure(max_loss=0.5)
     ScriptedChild.latest.ends_with(JobOutcome(artefact=job_desk.other.path))
     assert limits == [0.1]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from attack.spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
-from evidence_bench import SOURCE, Process, unexpected
+from evidence_bench import SOURCE, Process
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unexpected import unexpected
 
 from agent.monitoring.estimates import FidelityRecord, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile

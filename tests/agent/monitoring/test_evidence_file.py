@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drift_bench import monitor_of, regime
-from evidence_bench import SOURCE, Process, unexpected
+from evidence_bench import SOURCE, Process
+from unexpected import unexpected
 
 from agent.common.errors import AgentError
 from agent.common.state_files import Journal

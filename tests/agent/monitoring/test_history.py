@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from unexpected import unexpected
 
 from agent.common.errors import AgentError
 from agent.monitoring.history import FILE, History, HistoryRow, read_history
@@ -20,12 +21,8 @@ def row(ts: float, **changes: object) -> HistoryRow:
     return HistoryRow(ts, "camera", "e1", True, **known)  # type: ignore[arg-type]  # fields of several types
 
 
-def never(error: AgentError) -> None:
-    raise error
-
-
 def filled(folder: Path, seconds: range, is_live: bool = False) -> History:
-    history = History(folder, never, is_live)
+    history = History(folder, unexpected, is_live)
     for second in seconds:
         if history.is_due(float(second)):
             history.add(float(second), [row(float(second))])

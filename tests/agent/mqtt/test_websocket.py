@@ -27,21 +27,17 @@ pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("no_thread_left")]
 left_to_python = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 
-def beside() -> list[str]:
-    """A listener for TCP: mosquitto 2.0 does not start with one for websockets alone (its issue 2578)."""
-    return [f"listener {free_port()} 127.0.0.1"]
-
-
 @pytest.fixture(name="listener", params=["plain", "tls"])
 def websocket_listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Mosquitto, Endpoint]]:
     """A mosquitto that listens for websockets, and how to reach it."""
+    beside = f"listener {free_port()} 127.0.0.1"  # mosquitto 2.0 does not start with websockets alone (its issue 2578)
     settings, tls = ["protocol websockets"], None
     if request.param == "tls":
         authority = Authority(tmp_path)
         served = authority.issue("broker")
         settings += [f"cafile {authority.file}", f"certfile {served.certificate}", f"keyfile {served.key}"]
         tls = TlsFiles(ca_file=authority.file)
-    with running_mosquitto(tmp_path, *settings, *beside()) as broker:
+    with running_mosquitto(tmp_path, *settings, beside) as broker:
         yield broker, replace(broker.endpoint, transport="websockets", tls=tls)
 
 

@@ -52,11 +52,6 @@ DARK, BRIGHT = (np.full((90, 160, 3), value, np.uint8) for value in (20, 220))
 NOISE = np.random.default_rng(0).integers(0, 255, (720, 1280, 3), dtype=np.uint8)
 
 
-@pytest.fixture
-def clock() -> TurnedClock:
-    return TurnedClock()
-
-
 def test_a_stream_shows_each_new_frame_and_every_part_has_its_length(clock: TurnedClock) -> None:
     cameras = Cameras("street")
     with previewed(preview_config(per_s=30.0), cameras, clock=clock) as preview:
@@ -139,7 +134,7 @@ def test_the_thread_sleeps_without_a_limit_while_no_viewer_looks(
         """Answers do not wake the thread, and it waits without a limit."""
         eventually(lambda: clock.limits_s[-1] is None)
         with monkeypatch.context() as patch:
-            patch.setattr(preview, "_notify", lambda: pytest.fail("an answer wakes the thread"))
+            patch.setattr(preview._waker, "wake", lambda: pytest.fail("an answer wakes the thread"))
             for number in range(100):
                 cameras.answer("street", number, DARK)
                 clock.turn(1.0)

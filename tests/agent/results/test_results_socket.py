@@ -47,10 +47,6 @@ def read_lines(reader: socket.socket, count: int) -> bytes:
     return content
 
 
-def to_the_end(reader: socket.socket) -> bytes:
-    return read_lines(reader, 10**9)
-
-
 def test_each_reader_gets_every_line_from_when_it_connects(path: Path, output: ResultsSocket) -> None:
     output.add(line(0))
     with connected(path) as first:
@@ -77,7 +73,7 @@ def test_a_slow_reader_loses_whole_lines_of_its_own(path: Path, output: ResultsS
         for number in range(3000, 3010):
             output.add(line(number))
         output.close()
-        frames = frames_of(begun + to_the_end(slow))
+        frames = frames_of(begun + read_lines(slow, 10**9))
         assert output.dropped == lost
         assert len(frames) == 3010 - lost
         assert frames == sorted(frames)

@@ -16,11 +16,6 @@ from agent.common.errors import CameraError
 from agent.serving.pipeline import Feed, total_frames
 
 
-@pytest.fixture
-def clock() -> TurnedClock:
-    return TurnedClock()
-
-
 class Reading(threading.Thread):
     """Stands in the place of a capture thread, until it is let go."""
 

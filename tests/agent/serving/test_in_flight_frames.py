@@ -141,9 +141,6 @@ class Device(NamedEngine):
         self._clock, self._computes_s = clock, computes_s
         self.begun_s: list[float] = []  # when the device began each frame
 
-    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
-        return self.finish(self.start_image(frame, transform))
-
     def start(self, batch: Array) -> int:
         raise AssertionError(batch.shape)
 

@@ -25,12 +25,12 @@ def answer(record: AnswerRecord, engine: str, *, frame: int, inferred_s: float =
 
 
 def probation(
-    before_s: float = 0.01, max_loss: float = 0.1, frames: int = 100, seconds: float = 10.0, first: bool = False
+    max_loss: float = 0.1, frames: int = 100, seconds: float = 10.0, first: bool = False
 ) -> tuple[Probation, AnswerRecord]:
     """On a stretch of 200 frames by the engine before, whose times vary by a tenth."""
     record = AnswerRecord(live=False)
     for frame in range(200):
-        answer(record, "before", frame=frame, inferred_s=before_s * (1.0 + 0.1 * (frame % 10) / 10))
+        answer(record, "before", frame=frame, inferred_s=0.01 * (1.0 + 0.1 * (frame % 10) / 10))
     config = ProbationConfig(frames=frames, seconds=seconds)
     return Probation(config, record, "new", "before", max_loss, first=first), record
 

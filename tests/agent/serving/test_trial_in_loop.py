@@ -26,13 +26,10 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-def served_by(engine: str) -> ServedFrame:
-    return ServedFrame(Frame(99, 99.0, 0, IMAGE), engine, {}, 0, 0.0)
-
-
 def previous(bench: Bench, engine: str = "new") -> Any:
     """Return the previous engine's prediction for a frame that this engine has answered."""
-    return bench.loop.previous_prediction(served_by(engine), PlainTask())
+    served = ServedFrame(Frame(99, 99.0, 0, IMAGE), engine, {}, 0, 0.0)
+    return bench.loop.previous_prediction(served, PlainTask())
 
 
 def hangs_at(number: int, event: threading.Event) -> Callable[[int], None]:

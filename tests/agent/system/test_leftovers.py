@@ -31,14 +31,10 @@ HALF = [
 ]
 
 
-def write(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("x")
-
-
 def test_half_written_files_are_removed_and_whole_ones_stay(tmp_path: Path) -> None:
     for name in [*WHOLE, *HALF]:
-        write(tmp_path / name)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
     for link in ("current", ".current.new", ".previous.new"):
         (tmp_path / link).symlink_to("artefacts/0123")
     remove_leftovers(tmp_path)

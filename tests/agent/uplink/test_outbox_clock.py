@@ -22,11 +22,6 @@ YEAR_S = 365 * 86_400.0
 
 
 @pytest.fixture
-def clock() -> TurnedClock:
-    return TurnedClock()
-
-
-@pytest.fixture
 def outbox(tmp_path: Path, clock: TurnedClock) -> Iterator[Outbox]:
     with closing(unthreaded(tmp_path, clock)) as outbox:
         yield outbox

@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from network_inputs import of_size
+from network_inputs import noise, of_size
 
 from agent.common.errors import CameraError
 from agent.vision.preprocess import Preprocessor
 from agent.vision.spec import InputSpec
-
-
-def noise(height: int, width: int) -> np.ndarray:
-    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def test_frames_may_be_views() -> None:

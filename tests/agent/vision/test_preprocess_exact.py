@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_inputs import of_size
-from numpy.typing import NDArray
+from network_inputs import noise, of_size
 from plain_preprocess import inner_size, network_input_of, right_sizes
 
 from agent.vision.detections import Size
@@ -25,10 +24,6 @@ COLORS = ["bgr", "rgb", "gray"]
 LAYOUTS: list[Layout] = ["NCHW", "NHWC"]
 FRAMES = [(1, 1), (2, 3), (7, 40), (33, 9), (16, 24), (17, 23), (24, 16), (45, 70), (90, 31)]
 SIDES = st.integers(1, 70)
-
-
-def noise(height: int, width: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def given_spec(color: str, dtype: PixelType, **given: object) -> InputSpec:

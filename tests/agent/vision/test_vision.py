@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from overlapping_engine import DeviceEngine, OverlappingDeviceEngine
+from overlapping_engine import OverlappingDeviceEngine
 from zoo import Net
 
 from agent.common.errors import ConfigError
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from engines.interface import BuildRequest, Engine, ImageEngine
+from engines.interface import BuildRequest, Engine, OverlappingEngine
 from engines.registry import open_backend
 
 SPEC: dict[str, Any] = {
@@ -49,10 +49,10 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: str) -> None:
     content = {**SPEC, "input": {**SPEC["input"], "resize": resize}, "profiles": PROFILES}
     spec = ModelSpec.model_validate(content)
-    device = DeviceEngine(engine)
+    device = OverlappingDeviceEngine(engine)
     task = VisionTask(spec, engine.inputs, engine.outputs)
-    assert isinstance(device, ImageEngine)
-    assert not isinstance(engine, ImageEngine)
+    assert isinstance(device, OverlappingEngine)
+    assert not isinstance(engine, OverlappingEngine)
     for height, width in ((24, 32), (17, 51), (60, 9), (17, 51)):
         frame = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
         expected, where = task.infer(engine, frame)

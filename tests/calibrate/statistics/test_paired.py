@@ -66,5 +66,3 @@ def test_samples_of_other_shapes_are_refused() -> None:
     for values in ([1.1], [np.nan], [-1.1, 0.0]):
         with pytest.raises(ValueError, match="lie in"):
             gain_bounds(np.array(values))
-    with pytest.raises(ValueError, match="error must lie"):
-        gain_bounds(np.zeros(3), 1.0)

@@ -28,7 +28,8 @@ def options(geometry: KernelGeometry) -> list[str]:
     "architecture", [each if each == "sm_87" else pytest.param(each, marks=pytest.mark.trial) for each in ARCHITECTURES]
 )
 def test_nvcc_compiles_without_warning_or_spill(architecture: str, tmp_path: Path) -> None:
-    if architecture not in known_to_nvcc():
+    listed = subprocess.run([str(NVCC), "--list-gpu-code"], capture_output=True, text=True, check=True)
+    if architecture not in listed.stdout.split():
         pytest.skip(f"this nvcc knows no {architecture}: its toolkit is too old for the board, or too new")
     compiled = nvcc(tmp_path, KernelGeometry(), architecture)
     assert compiled.returncode == 0, compiled.stderr
@@ -64,11 +65,6 @@ def test_nvrtc_12_compiles_for_a_xavier() -> None:
     assert "kernels.cu" not in log.value.decode()  # its only complaint is about the board's age
     library.nvrtcGetCUBINSize(program, ctypes.byref(size))
     assert size.value > 10_000
-
-
-def known_to_nvcc() -> list[str]:
-    listed = subprocess.run([str(NVCC), "--list-gpu-code"], capture_output=True, text=True, check=True)
-    return listed.stdout.split()
 
 
 def nvcc(folder: Path, geometry: KernelGeometry, architecture: str) -> subprocess.CompletedProcess[str]:

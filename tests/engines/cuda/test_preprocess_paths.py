@@ -11,6 +11,7 @@ from fiber_executor import COMPILER, FiberExecutor
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_reference import grey_levels, preprocessed, scaled_levels
+from network_inputs import noise
 from numpy.typing import NDArray
 
 from agent.vision.detections import Size
@@ -29,10 +30,6 @@ def executor() -> FiberExecutor:
     if COMPILER is None:
         pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
     return FiberExecutor(KernelGeometry(11, 2, 64))
-
-
-def noise(height: int, width: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def check(

@@ -22,7 +22,7 @@ from agent.vision.task import VisionTask
 from calibrate.histogram import to_bytes
 from engines.graph.load import trial_image
 from engines.graph.passes import cast_image_first, prepare
-from engines.interface import BackendOptions, BuildRequest, ImageEngine
+from engines.interface import BackendOptions, BuildRequest, OverlappingEngine
 from engines.preprocessing import Layout, PixelType
 from engines.quantise.placement import place
 from engines.registry import open_backend
@@ -103,7 +103,7 @@ def test_the_device_answers_as_the_cpu(layout: Layout, dtype: PixelType, tmp_pat
     answers, seen = [], []
     for backend in (open_backend("onnxruntime"), TensorRtBackend()):
         with closing(backend.load(backend.build(model.reference).engine)) as engine:
-            assert isinstance(engine, ImageEngine) == (backend.name == "tensorrt")
+            assert isinstance(engine, OverlappingEngine) == (backend.name == "tensorrt")
             task = VisionTask(spec, engine.inputs, engine.outputs)
             prediction, _ = task.infer(engine, FRAME)
             assert isinstance(prediction, dict)

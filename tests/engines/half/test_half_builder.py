@@ -21,7 +21,7 @@ from onnx import ModelProto
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.interface import BackendOptions, BuildRequest, Built, Profile
 from engines.trt.backend import TensorRtBackend
-from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
+from engines.trt.layers import LAYERS_FILE, layers_from_json
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
 
@@ -44,13 +44,10 @@ def build(
     return TensorRtBackend(BackendOptions(target=target)).build(request)
 
 
-def computing_layers(built: Built) -> list[Layer]:
-    return [layer for layer in layers_from_json(built.files[LAYERS_FILE]) if layer.kind in COMPUTING]
-
-
 def assert_built_as_written(graph: ModelProto, built: Built) -> dict[str, str]:
     """The type that each convolution and matrix product found in the listing computes in, by its node's name."""
-    layers, floats, topology = computing_layers(built), built.facts["float32"], Topology(graph)
+    layers = [layer for layer in layers_from_json(built.files[LAYERS_FILE]) if layer.kind in COMPUTING]
+    floats, topology = built.facts["float32"], Topology(graph)
     for layer in layers:
         assert "Float" not in layer.inputs or floats.keys() & set(layer.nodes), layer
     found = {}

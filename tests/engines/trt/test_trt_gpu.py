@@ -125,7 +125,7 @@ def test_frames_are_preprocessed_on_the_device(backend: TensorRtBackend) -> None
     frame: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     transform = ImageTransform(24, 32, 24, 32, 0, 0, 24, 32, 114, "rgb", (1.0,) * 3, (0.0,) * 3)
     with closing(backend.load(backend.build(BuildRequest(source)).engine)) as engine:
-        (found,) = engine.infer_image(frame, transform).values()
+        (found,) = engine.finish(engine.start_image(frame, transform)).values()
         assert np.array_equal(found[0], frame.transpose(2, 0, 1)[::-1].astype(np.float32))
 
 

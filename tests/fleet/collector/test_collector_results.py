@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from brokers import Mosquitto, RealBroker, Watcher, eventually, running_mosquitto
+from brokers import RealBroker, Watcher, eventually, running_mosquitto
 from collector_bench import ONLINE, a_process, alarm, collecting, result, stored, stores_results
 
 from agent.mqtt.client import MqttClient
@@ -53,13 +53,6 @@ class Log:
         return self.count("Received PUBACK from")
 
 
-@contextmanager
-def logging_mosquitto(folder: Path) -> Iterator[tuple[Mosquitto, Log]]:
-    log = Log(folder)
-    with running_mosquitto(folder, *log.settings) as broker:
-        yield broker, log
-
-
 def everything_was_read(port: int) -> bool:
     """Return True if no connection to this port of this machine has unread bytes (proc(5), net/tcp)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
@@ -75,7 +68,8 @@ def test_results_that_a_killed_collector_had_and_had_not_stored_come_again_by_th
     config.write_text(f'mqtt: {{protocol: "{protocol}"}}\n')
     options = "-c", str(config), "--fleet", "fleet"
     expected = {f"c{number}" for number in range(50)}
-    with logging_mosquitto(tmp_path) as (broker, log), MqttClient(broker.endpoint, "board") as board:
+    log = Log(tmp_path)
+    with running_mosquitto(tmp_path, *log.settings) as broker, MqttClient(broker.endpoint, "board") as board:
         with a_process(broker, where, *options) as process:
             eventually(lambda: log.listens, 30.0)
             with unwritable(where):
