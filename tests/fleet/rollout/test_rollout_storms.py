@@ -33,6 +33,7 @@ from fleet.store.opening import open_store
 BOARDS = 12
 KILLS = 12
 LEASE_S = 1.0
+_STATES: tuple[DeviceState, ...] = ("online", "offline", "degraded", "stopping")
 
 pytestmark = [pytest.mark.broker, pytest.mark.trial, pytest.mark.timeout(600)]
 
@@ -56,32 +57,32 @@ class Storm(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         self.join()
-        for number in range(BOARDS):  # a board that a stranger called offline is sent nothing until it is back
-            self._publish_status(number, "online")
-        self._client.close()
+        # A board that a stranger called offline is sent nothing until it is back.
+        self._client.close(*(self._status(number, "online") for number in range(BOARDS)), timeout_s=60.0)
 
     def run(self) -> None:
+        repeated: set[bytes] = set()  # the repetitions come back, too
         while not self._ending.wait(0.02):
             number = self._chance.randrange(BOARDS)
             board = topics(number)
-            self._publish_status(number, self._chance.choice(["online", "offline", "degraded", "stopping"]))
+            self._client.publish(self._status(number, self._chance.choice(_STATES)))
             name = uuid.uuid4().hex
             status = self._chance.choice(["SUCCEEDED", "FAILED", "ACCEPTED", "EXPIRED"])
             document = json.dumps({"id": name, "status": status}).encode()
             self._client.publish(Message(board.result(name), document))
             self._client.publish(Message(board.result(name), self._chance.randbytes(200)))
-            while not self._client.inbox.empty():  # true answers, twice and three times
+            while not self._client.inbox.empty():  # each answer three times
                 answer = self._client.inbox.get()
-                for _ in range(2 * (len(answer.payload) > 0)):
-                    self._client.publish(Message(answer.topic, answer.payload))
-                if self._client.inbox.qsize() > 500:
-                    break
+                if answer.payload and answer.payload not in repeated:
+                    repeated.add(answer.payload)
+                    for _ in range(2):
+                        self._client.publish(Message(answer.topic, answer.payload))
             if self._chance.random() < 0.01:
                 self._hold_the_store()
 
-    def _publish_status(self, number: int, state: DeviceState) -> None:
+    def _status(self, number: int, state: DeviceState) -> Message:
         there = Status(state=state, session=uuid.uuid4().hex, boot_id="b", ts=time.time())
-        self._client.publish(Message(topics(number).status, there.to_json()))
+        return Message(topics(number).status, there.to_json())
 
     def _hold_the_store(self) -> None:
         with contextlib.suppress(AgentError), open_store(self._where) as store, store.transaction("write") as held:
