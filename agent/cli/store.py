@@ -109,8 +109,10 @@ def _gc(options: argparse.Namespace) -> int:
     removed = [*freed.artefacts, *freed.cached]
     result = {"removed": removed, "freed_bytes": freed.nbytes, "dry_run": options.dry_run}
     done = "would be removed" if options.dry_run else "removed"
-    last = f"{len(removed)} {done}, {freed.nbytes} bytes; {cleaner.free_bytes()} bytes free on the disk"
-    return print_result(options, result, lambda: print(*removed, last, sep="\n"))
+    last = f"{len(removed)} {done}, {freed.nbytes} bytes"
+    return print_result(
+        options, result, lambda: print(*removed, f"{last}; {cleaner.free_bytes()} bytes free on the disk", sep="\n")
+    )
 
 
 def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:

@@ -29,8 +29,8 @@ from agent.planning.costs import PlanBuilder
 from agent.planning.kept_costs import KeptCosts
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.raising import PrecisionRaise
-from agent.validation.comparison import differing_pictures
 from agent.validation.model_change import model_change
+from agent.validation.pictures import differing_pictures
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.output_checks import check_batch
 from agent.vision.preprocess import network_input

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import iadd
 from typing import Any
 
 import numpy as np
@@ -115,7 +113,10 @@ def measured_accuracy(
         totals.add(frame.stratum, frame.weight, frame.probability, frame.seen, counts.tolist())
 
     def total(parts: Iterable[SampledTotals]) -> SampledTotals:
-        return reduce(iadd, parts, SampledTotals(1 + len(classes), 2 * _COUNTS))
+        whole = SampledTotals(1 + len(classes), 2 * _COUNTS)
+        for part in parts:
+            whole += part
+        return whole
 
     def by(part: Callable[[Cell], str]) -> dict[str, Scores]:
         names = sorted({part(cell) for cell in cells})

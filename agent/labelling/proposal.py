@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import iadd
 from typing import Any
 
 import numpy as np
@@ -192,12 +190,17 @@ def _totals(
 
     share: Of the labelled frames, how many these are. counts: (groups, counts) of a frame.
     """
+    by_frame = [counts(frame) for frame in labelled]
+    shape = len(by_frame[0]), len(by_frame[0][0])
     by_camera: dict[str, SampledTotals] = {}
-    for frame in labelled:
-        draw, found = frame.draw, counts(frame)
-        totals = by_camera.setdefault(draw.camera, SampledTotals(len(found), len(found[0])))
+    for frame, found in zip(labelled, by_frame, strict=True):
+        draw = frame.draw
+        totals = by_camera.setdefault(draw.camera, SampledTotals(*shape))
         totals.add(draw.stratum, draw.weight, draw.probability * share, draw.seen, found)
-    return reduce(iadd, by_camera.values())
+    whole = SampledTotals(*shape)
+    for totals in by_camera.values():
+        whole += totals
+    return whole
 
 
 def _of_six(ratio: Ratio, place: int) -> Ratio:

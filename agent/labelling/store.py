@@ -60,7 +60,7 @@ _MIGRATIONS = (
     CREATE INDEX frames_by_model ON frames (model, id);
     """,
 )
-_FRAME_COLUMNS = (
+_FRAME_COLUMNS = (  # the names of fields of DrawnFrame
     "id, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, seen, served, reference, "
     "label, suggested, skipped"
 )

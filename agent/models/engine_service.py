@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +210,16 @@ class StartEngine:
     def load(self) -> LoadedEngine | None:
         """Load the first engine that can serve; None where only the reference can."""
         failed: dict[str, str] = {}  # by link, the code of the error
-        read = (self._try(link, self._read, failed) for link in LINKS)
-        salvaged = (self._try(link, self._salvage, failed) for link in LINKS if failed.get(link) in _REPLACEABLE)
-        return next((loaded for loaded in chain(read, salvaged) if loaded is not None), None)  # each tried in its turn
+        for link in LINKS:
+            loaded = self._try(link, self._read, failed)
+            if loaded is not None:
+                return loaded
+        for link in LINKS:
+            if failed.get(link) in _REPLACEABLE:
+                loaded = self._try(link, self._salvage, failed)
+                if loaded is not None:
+                    return loaded
+        return None
 
     def _try(self, link: str, read: Callable[[str], Artefact | None], failed: dict[str, str]) -> LoadedEngine | None:
         """Load the artefact that `read` returns for the link, and make the link lead to it; None where it fails."""

@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class Model:
     observed: onnx.ModelProto
     placement: Placement
 
-    @property
+    @cached_property
     def rules(self) -> Rules:
         """The precision rules of the spec, matched with the master graph. Raises ConfigError as `read_rules`."""
         return read_rules(self.spec.precision, self.master, place(self.master))
@@ -246,8 +247,10 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
     accepted = network_input(spec, image_input(original))
     input_shape = accepted.shape(accepted.usual_size)
     master = prepare(original, run, input_shape)
-    bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, place(master))
-    return bare.with_plan(replace(plan, floats=bare.rules.apply(plan.floats)))
+    placement = place(master)
+    rules = read_rules(spec.precision, master, placement)
+    bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, placement)
+    return bare.with_plan(replace(plan, floats=rules.apply(plan.floats)))
 
 
 def calibrate(

@@ -22,7 +22,7 @@ from agent.common.state_files import Journal
 from agent.planning.frames import RandomFrames
 from agent.validation.confusion import ConfusedPair, Disagreement
 from agent.vision.decode import Prediction
-from agent.vision.fidelity import Answer, answers, fidelity
+from agent.vision.fidelity import ServedClass, answers, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.statistics.loss_bound import LossBound, frames_needed
@@ -111,7 +111,7 @@ class Measurement:
 
     loss: float
     empty: bool
-    answers: Sequence[Answer]
+    answers: Sequence[ServedClass]
     latencies_ms: tuple[float, float] | None
 
 

@@ -27,7 +27,7 @@ from engines.store.kept_file import read_kept, write_kept
 _FORMAT = 1  # version of the file's content
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class KeptCosts:
     """The costs of a model's groups on the runtime that serves.
 

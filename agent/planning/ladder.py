@@ -109,7 +109,7 @@ class Tried:
         return {"plan": self.name, "int8_macs_share": share, "loss": loss, "outcome": self.outcome}
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Ladder:
     """The plans of one job; nothing is measured before the first is asked for.
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.state_files import Journal
+from agent.models.model import read_rules
 from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames, worst_of
 from agent.planning.costs import GroupCosts, PlanBuilder, as_problem, find_costs, labels
 from agent.planning.frames import RandomFrames
@@ -110,17 +111,18 @@ class Split:
     def description(self) -> str:
         """A line for people on what the certificate is going to need."""
         several = len(self.shares) > 1
-        frames = (
-            f"{share.search} frames to search with, {'' if share.certificate is None else f'{share.certificate} '}"
-            f"others to certify on{f' in {share.source}' if several else ''}"
-            for share in self.shares
-        )
         certified = f"certified after {self.terms.frames_needed} with something on them"
         return (
-            f"{'; '.join(frames)}: a plan that loses nothing is "
+            f"{'; '.join(_frames_of(share, several) for share in self.shares)}: a plan that loses nothing is "
             f"{certified}{' in each source' if several else ''}, or a few less, for a loss of at most "
             f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
         )
+
+
+def _frames_of(share: Share, named: bool) -> str:
+    certificate = "" if share.certificate is None else f"{share.certificate} "
+    frames = f"{share.search} frames to search with, {certificate}others to certify on"
+    return f"{frames} in {share.source}" if named else frames
 
 
 def split_for_repairs(drawn: Sequence[Sequence[tuple[int, Array]]]) -> tuple[list[Array], list[Array]]:
@@ -231,7 +233,7 @@ class _TimeIsUpError(Exception):
     """The budget is spent. It ends the search, and nobody outside of it sees it."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class PlanSearch:
     """One search. `run` may be interrupted at any point: all measurements are in its journal.
 
@@ -248,7 +250,8 @@ class PlanSearch:
 
     def __post_init__(self) -> None:
         self.model = self.builder.model
-        self.rules = self.model.rules
+        # As the model is opened without a plan, its placement is that of the master graph.
+        self.rules = read_rules(self.model.spec.precision, self.model.master, self.model.placement)
         self.result = SearchResult(fusion_groups(self.model.master, self.model.placement))
         self._journal: Journal
         self._started = self.clock.monotonic_s()

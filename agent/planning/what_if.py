@@ -104,7 +104,10 @@ class WhatIfResult:
 
 
 class WhatIf:
-    """Compare plans with the reference on a few network inputs (1, C, H, W)."""
+    """Compare plans with the reference on a few network inputs (1, C, H, W).
+
+    model, calibration, runtime: as given. The choice of repairs reads them to propose on the same model.
+    """
 
     def __init__(self, model: Model, calibration: Calibration, frames: Frames, runtime: Backend) -> None:
         self.model = model

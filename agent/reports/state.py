@@ -100,7 +100,8 @@ def _over_time(history: Sequence[HistoryRow]) -> Iterator[Section]:
         gains = [row for row in rows if row.gain_db is not None]
         if gains:
             alarms = (row for row in gains if row.drift == "alarm")
-            first = [next(each) for _, each in groupby(alarms, key=lambda row: row.engine)]  # an alarm is of an engine
+            # The first row of each alarm; an alarm belongs to an engine.
+            first = [next(each) for _, each in groupby(alarms, key=lambda row: row.engine)]
             points = [Series("gain", [(row.ts, row.gain_db or 0.0) for row in part], "c1") for part in _unbroken(gains)]
             risen = [Mark(row.ts, "drift alarm", "bad") for row in first]
             chart = line_chart(points, _TIME, Axis("dB", low=0.0), f"Predicted gain{whose}", [*marks, *risen])

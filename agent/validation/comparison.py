@@ -1,8 +1,7 @@
 """Compare a candidate engine with the reference and the engine in service, on the same held-out frames.
 
 `compare` runs the three in turn, frame by frame, and returns a `Comparison`: fidelities, latencies, confused classes
-and faulty outputs. `differing_pictures` draws the frames on which candidate and reference differ most, for the report
-on the candidate. `Deadline` ends the process if the candidate hangs.
+and faulty outputs. `Deadline` ends the process if the candidate hangs.
 """
 
 from __future__ import annotations
@@ -20,14 +19,10 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.model import Model
-from agent.results.snapshot import encode_jpeg
 from agent.validation.confusion import Disagreement
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections
-from agent.vision.drawing import draw_prediction, input_picture
+from agent.vision.decode import Prediction
 from agent.vision.fidelity import Fidelity, answers, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
-from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.errors import TaredError
 from engines.interface import Array, Backend, Engine, Observer, Progress, silent
@@ -42,8 +37,6 @@ _LEAST_DEADLINE_S = 5.0  # for one inference on a machine whose cores, memory an
 _DEADLINE = 20.0  # times the slowest inference of the reference
 _NO_ANSWER = Fidelity(0.0)
 _MOST_DIFFERING = 8  # frames that a report shows
-_WIDTH_PX = 280  # width of each half of a picture: the view of float, and that of the candidate
-_MOST_BYTES = 100_000  # a picture has at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,37 +106,6 @@ def compare(
             engines.append(stack.enter_context(closing(backend.load(content))))
         in_float = stack.enter_context(closing(load_float())) if load_float is not None else None
         return _PairedRun(model, reference, engines, in_float, deadline).run(held_out)
-
-
-def differing_pictures(differences: Sequence[Difference], spec: ModelSpec) -> list[tuple[bytes, str]]:
-    """Return a JPEG for each frame, the reference's answer on its left and the candidate's on its right, and a text.
-
-    Raw outputs cannot be drawn, and give no pictures.
-    """
-    if spec.task == "raw":
-        return []
-    return [
-        (_pair(each, spec), f"float, on the left: {_named(each.reference, spec)}; INT8: {_named(each.served, spec)}")
-        for each in differences
-    ]
-
-
-def _pair(difference: Difference, spec: ModelSpec) -> bytes:
-    picture = input_picture(difference.frame, spec.input)
-    scale = _WIDTH_PX / picture.shape[1]
-    halves = [draw_prediction(picture, each, None, spec, scale) for each in (difference.reference, difference.served)]
-    return encode_jpeg(np.concatenate(halves, axis=1), _MOST_BYTES)[0]
-
-
-def _named(answer: Prediction, spec: ModelSpec) -> str:
-    """Return the classes of an answer with their numbers."""
-    if isinstance(answer, Classification):
-        return f"{spec.label(answer.class_id)} {answer.score:.2f}"
-    assert isinstance(answer, Detections)
-    classes, counts = np.unique(answer.classes, return_counts=True)
-    return (
-        ", ".join(f"{count} {spec.label(int(each))}" for each, count in zip(classes, counts, strict=True)) or "nothing"
-    )
 
 
 class _CandidateFailedError(Exception):
@@ -270,7 +232,7 @@ class _PairedRun:
         return agreement
 
 
-def _timed(engine: Engine | Observer, tensor: Array) -> tuple[dict[str, Array], float]:
+def _timed(engine: Engine, tensor: Array) -> tuple[dict[str, Array], float]:
     """Return the outputs of an inference, and how long it took in ms."""
     started = time.perf_counter()
     outputs = engine.infer(tensor)

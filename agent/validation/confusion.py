@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.vision.fidelity import Answer
+from agent.vision.fidelity import ServedClass
 from calibrate.statistics.confusion import confused_pairs
 
 # Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss
@@ -53,7 +53,7 @@ class Disagreement:
         self.totals: Counter[int] = Counter()
         self.wrong: Counter[int] = Counter()
 
-    def add(self, frame: Sequence[Answer]) -> None:
+    def add(self, frame: Sequence[ServedClass]) -> None:
         """Count the `answers` of one frame."""
         by_class: dict[int, list[int | None]] = defaultdict(list)
         for reference, served in frame:

@@ -16,7 +16,7 @@ Public names:
     decode         Prediction, Classification, RawOutputs, prediction_as_dict, class_probabilities
     task           VisionTask, ServedFrame, PendingInference, Outputs, POLL_S
     fidelity       fidelity, Fidelity, MatchCounts, count_matches, is_empty, MATCH_IOU, sqnr_db,
-                   answers, Answer
+                   answers, ServedClass
     labelled_images  labelled_images, LabelledObjects
     evaluation     evaluate, AveragePrecision
     drawing        draw_prediction

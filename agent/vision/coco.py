@@ -184,7 +184,7 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
             missing = "image" if each.image_id not in place_of else "category"
             wrong = each.image_id if missing == "image" else each.category_id
             raise _malformed(f"annotation {identity} of {missing} {wrong}, which {where} does not list")
-        _check_box(each.bbox, document.images[place_of[each.image_id]], f"annotation {identity} in {where}")
+        _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
         rows[place_of[each.image_id]].append(number)
     boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
     areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]
@@ -200,12 +200,14 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
     )
 
 
-def _check_box(box: Sequence[float], image: ListedImage, where: str) -> None:
+def _check_box(box: Sequence[float], image: ListedImage, identity: int, where: str) -> None:
+    """Refuse a box of the annotation `identity` in the document `where` that is not inside its image."""
     left, top, width, height = box
-    is_inside = min(left, top) >= -_SLACK_PX and min(width, height) >= 0.0
-    if not is_inside or left + width > image.width + _SLACK_PX or top + height > image.height + _SLACK_PX:
+    starts_inside = left >= -_SLACK_PX and top >= -_SLACK_PX
+    ends_inside = left + width <= image.width + _SLACK_PX and top + height <= image.height + _SLACK_PX
+    if not (starts_inside and ends_inside and width >= 0.0 and height >= 0.0):
         raise _malformed(
-            f"box [{', '.join(f'{value:g}' for value in box)}] of {where}",
+            f"box [{', '.join(f'{value:g}' for value in box)}] of annotation {identity} in {where}",
             f"x, y, width, height inside {image.file_name}, {image.width} x {image.height} pixels",
         )
 

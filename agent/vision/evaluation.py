@@ -94,7 +94,10 @@ class AveragePrecision:
         return evaluation
 
     def mean(self) -> Evaluation | None:
-        """Return the mean average precision; None if no object was added that is not a crowd."""
+        """Return the evaluation of these images, by mean average precision.
+
+        It is None if no object was added that is not a crowd.
+        """
         counts = Counter(each["category_id"] for each in self._objects if not each["iscrowd"])
         if not counts:
             return None

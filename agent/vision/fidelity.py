@@ -19,7 +19,7 @@ from agent.vision.detections import Detections, LabelledBoxes, iou_matrix, match
 MATCH_IOU = 0.5
 
 # The reference's class of an object, and the served class; None where the object was not detected.
-Answer = tuple[int, int | None]
+ServedClass = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class Fidelity:
 
 
 def count_matches(detections: Detections, truth: LabelledBoxes) -> MatchCounts:
-    """Count the detections that match labels, or a reference engine's detections, in pixels of the same image.
+    """Count the detections that match labels, or a reference engine's detections, at IoU 0.5.
 
-    Matches are class-aware, one to one, greedy by score (see `agent.vision.detections.match`).
+    Both are in pixels of the same image. Matches are class-aware, one to one, greedy by score (see
+    `agent.vision.detections.match`).
     """
     hits = int(match(detections, truth, MATCH_IOU).sum())
     return MatchCounts(hits, len(detections) - hits, len(truth) - hits)
@@ -104,7 +105,7 @@ def _output_sqnr_db(served: np.ndarray, reference: np.ndarray) -> float:
     return float(ratio_db) if np.isfinite(noise_power) else -np.inf
 
 
-def answers(served: Prediction | None, reference: Prediction) -> list[Answer]:
+def answers(served: Prediction | None, reference: Prediction) -> list[ServedClass]:
     """Return the served class of each object of the reference.
 
     served: None serves nothing, e.g. where outputs are not finite.

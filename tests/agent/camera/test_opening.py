@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import cv2
@@ -22,7 +22,7 @@ from agent.camera.config import CameraConfig
 from agent.camera.gstreamer import csi_pipeline, rtsp_pipeline
 from agent.camera.opencv import open_capture
 from agent.camera.reader import read_images
-from agent.camera.source import CaptureSettings, Source, parse_source
+from agent.camera.source import _KINDS_BY_KEY, CaptureSettings, Source, parse_source
 from agent.common.errors import CameraError, ConfigError
 from agent.common.schema import validate
 from agent.config import load_config
@@ -81,6 +81,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def v4l2(**requested: object) -> Source:
     settings = CaptureSettings(**requested)  # type: ignore[arg-type]  # its keys are under test
     return Source("v4l2", "/dev/video0", settings)
+
+
+def test_every_requested_setting_says_for_which_kinds_of_source_it_is() -> None:
+    """One that the table lacks would be accepted for every kind, and do nothing for most."""
+    assert {setting.name for setting in fields(CaptureSettings)} <= _KINDS_BY_KEY.keys()
 
 
 def test_the_format_is_requested_before_its_sizes_and_rates(driver: Driver) -> None:

@@ -15,7 +15,9 @@ import yaml
 from worlds import SPEC
 
 from agent.cli.configuration import load_board_config
+from engines.errors import EngineError
 from engines.store.artefact import Artefact, Store, write_artefact
+from engines.store.retention import StoreCleaner
 from fleet.cli.main import main
 
 KEY = b"sixteen bytes ok"
@@ -139,6 +141,18 @@ def test_gc_removes_the_artefacts_of_its_dry_run_alone(desk: Desk) -> None:
     assert left == {desk.reference.id, *(desk.made[index].id for index in (0, 3, 4))}
     code, output, _ = desk.tared("gc")
     assert (code, output.split(";")[0]) == (0, "0 removed, 0 bytes")
+
+
+def test_gc_as_json_does_not_ask_for_free_space_that_it_does_not_print(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: StoreCleaner) -> int:
+        raise EngineError("artefact.unreadable", "a disk that fails", "one that answers", "check it")
+
+    monkeypatch.setattr(StoreCleaner, "free_bytes", refused)
+    assert len(desk.json("gc", "--dry-run")["removed"]) == 3
+    code, _, errors = desk.tared("gc", "--dry-run")
+    assert (code, errors.split(":")[1]) == (2, " artefact.unreadable")
 
 
 def test_gc_while_a_daemon_holds_the_state_is_refused(desk: Desk) -> None:

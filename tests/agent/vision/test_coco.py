@@ -110,7 +110,7 @@ def changed(**parts: Any) -> Document:
         (changed(annotations={"category_id": 99}), "annotation 1 of category 99"),
         (
             changed(annotations={"bbox": [15, 2, 10, 4]}),
-            r"box \[15, 2, 10, 4\] of annotation 1 .*inside a\.png, 20 x 10",
+            r"box \[15, 2, 10, 4\] of annotation 1 in instances_val.*inside a\.png, 20 x 10",
         ),
         (changed(annotations={"bbox": [1, 2, -3, 4]}), r"box \[1, 2, -3, 4\]"),
         (changed(annotations={"bbox": [1, 2, float("nan"), 4]}), r"annotations\.0\.bbox\.2"),
