@@ -125,17 +125,17 @@ def histogram_amax(histogram: AbsHistogram, method: str = "entropy") -> float:
     return QMAX * power_of_two(amax / QMAX) if parsed.power_of_two and amax > 0.0 else amax
 
 
-def _amax(tensor: AbsHistogram, method: Method) -> float:
-    if not tensor.counts.any():
+def _amax(histogram: AbsHistogram, method: Method) -> float:
+    if not histogram.counts.any():
         return 0.0
     if method.name == "global":
         return method.parameter
     if method.name == "percentile":
         if method.parameter == 100.0:
-            return tensor.amax
-        cumulative = np.cumsum(tensor.counts / tensor.counts.sum())
-        return int(np.searchsorted(cumulative, method.parameter / 100.0)) * tensor.bin_width
-    return float(_SEARCHES[method.name](tensor))
+            return histogram.amax
+        cumulative = np.cumsum(histogram.counts / histogram.counts.sum())
+        return int(np.searchsorted(cumulative, method.parameter / 100.0)) * histogram.bin_width
+    return float(_SEARCHES[method.name](histogram))
 
 
 def entropy_window(histogram: AbsHistogram) -> tuple[int, int]:
@@ -163,7 +163,7 @@ def _used_bins(histogram: AbsHistogram) -> int:
     return int(np.flatnonzero(histogram.counts)[-1]) + 1
 
 
-def _entropy(tensor: AbsHistogram) -> float:
+def _entropy(histogram: AbsHistogram) -> float:
     """Choose the candidate of least KL divergence in the window.
 
     Bin 0 is taken as bin 1, so that the zeros of a ReLU do not decide (NVIDIA's rule). The window is there because the
@@ -173,43 +173,43 @@ def _entropy(tensor: AbsHistogram) -> float:
     2. A bin that is already full hides the tail piled on top of it (SiLU, whose minimum of -0.278 collects half of all
        values).
     """
-    low, high = entropy_window(tensor)
+    low, high = entropy_window(histogram)
     if low > high:
-        return high * tensor.bin_width
-    counts = _without_zeros(tensor.counts[: _used_bins(tensor)])
-    return _widest(*kl_divergence(counts, np.arange(low, high + 1))) * tensor.bin_width
+        return high * histogram.bin_width
+    counts = _without_zeros(histogram.counts[: _used_bins(histogram)])
+    return _widest(*kl_divergence(counts, np.arange(low, high + 1))) * histogram.bin_width
 
 
-def _nvidia(tensor: AbsHistogram) -> float:
+def _nvidia(histogram: AbsHistogram) -> float:
     """Search every candidate from 128 bins on; if a Q is empty, its NaN wins, as in NumPy's argmin."""
-    if tensor.counts.size <= LEVELS:
-        return tensor.counts.size * tensor.bin_width
-    candidates, divergence = kl_divergence(_without_zeros(tensor.counts))
+    if histogram.counts.size <= LEVELS:
+        return histogram.counts.size * histogram.bin_width
+    candidates, divergence = kl_divergence(_without_zeros(histogram.counts))
     undefined = np.flatnonzero(np.isnan(divergence))
     kept = int(candidates[undefined[-1]]) if undefined.size else _widest(candidates, divergence)
-    return kept * tensor.bin_width
+    return kept * histogram.bin_width
 
 
-def _ppq(tensor: AbsHistogram) -> float:
+def _ppq(histogram: AbsHistogram) -> float:
     """Search multiples of 128 bins; the first 0.2 % of the bins are emptied, and one count is put behind them.
 
     PPQ's scale is threshold / 128, and at least 1e-8.
     """
-    bins = tensor.counts.size
+    bins = histogram.counts.size
     first = int(bins * 0.002)
-    counts = np.concatenate((np.zeros(first, np.int64), [1], tensor.counts[first + 1 :]))
+    counts = np.concatenate((np.zeros(first, np.int64), [1], histogram.counts[first + 1 :]))
     candidates = np.arange(LEVELS, max(bins, 2) + LEVELS - 1, LEVELS)
     kept = _narrowest(*kl_divergence(counts, candidates, _PPQ_FLOOR))
-    return QMAX * max(kept * tensor.bin_width / (QMAX + 1), _PPQ_MIN_SCALE)
+    return QMAX * max(kept * histogram.bin_width / (QMAX + 1), _PPQ_MIN_SCALE)
 
 
-def _onnxruntime(tensor: AbsHistogram) -> float:
-    return min(_signed_bins(tensor.counts, ONNXRUNTIME), tensor.counts.size) * tensor.bin_width
+def _onnxruntime(histogram: AbsHistogram) -> float:
+    return min(_signed_bins(histogram.counts, ONNXRUNTIME), histogram.counts.size) * histogram.bin_width
 
 
-def _tvm(tensor: AbsHistogram) -> float:
+def _tvm(histogram: AbsHistogram) -> float:
     """Search as TVM does, whose scale is threshold / 128."""
-    return _signed_bins(tensor.counts, TVM) * tensor.bin_width * QMAX / (QMAX + 1)
+    return _signed_bins(histogram.counts, TVM) * histogram.bin_width * QMAX / (QMAX + 1)
 
 
 def _signed_bins(counts: Counts, rules: SignedRules) -> int:
@@ -225,8 +225,8 @@ _SEARCHES: dict[str, Callable[[AbsHistogram], float]] = {
     "entropy:onnxruntime": _onnxruntime,
     "entropy:ppq": _ppq,
     "entropy:tvm": _tvm,
-    "mse": lambda tensor: Density(tensor).best_amax(),
-    "max": lambda tensor: tensor.amax,
+    "mse": lambda histogram: Density(histogram).best_amax(),
+    "max": lambda histogram: histogram.amax,
 }
 
 

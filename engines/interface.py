@@ -206,6 +206,9 @@ class Observer(Engine, Protocol):
     def observe(self, batch: Array) -> Observation:
         """Run an image, and count |x| of every tap.
 
+        One image at a time: kernels sum in another order for other batch sizes, and the last bits that this changes can
+        move a value into the next bin. So histograms depend on the images alone.
+
         Args:
             batch: Fits `inputs[0]`, e.g. float32 (1, 3, H, W).
 

@@ -262,14 +262,20 @@ def _computed(kernel: ov.Node, nodes: Mapping[str, str]) -> tuple[str, ...]:
 
     nodes: by name, and by the names of their outputs.
     """
-    found = []
-    for layer in str(kernel.get_rt_info()["originalLayersNames"].astype(str)).split(","):
-        name, node = layer, None
-        while name and node is None:  # "Conv_0/WithoutBiases"
-            node = nodes.get(name, nodes.get(_BRANCH.sub("", name)))
-            name = name.rpartition("/")[0]
-        found += [node] if node else []
-    return tuple(dict.fromkeys(found))
+    layers = str(kernel.get_rt_info()["originalLayersNames"].astype(str)).split(",")
+    found = (_node_behind(layer, nodes) for layer in layers)
+    return tuple(dict.fromkeys(node for node in found if node))
+
+
+def _node_behind(layer: str, nodes: Mapping[str, str]) -> str | None:
+    """Return the node from whose name OpenVINO derived this one, such as Conv_0 for "Conv_0/WithoutBiases"."""
+    name = layer
+    while name:
+        for known in (name, _BRANCH.sub("", name)):
+            if known in nodes:
+                return nodes[known]
+        name = name.rpartition("/")[0]
+    return None
 
 
 def write_ir(graph: ModelProto) -> dict[str, bytes]:

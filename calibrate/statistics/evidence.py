@@ -183,7 +183,10 @@ class LossDetector(EDetector):
 
 
 class _RareEvents(EDetector):
-    """An e-detector for an event that may happen now and then; its small bets outlive the others."""
+    """Raise an alarm when an event happens more often than once in `once_in` values; small bets outlive the others.
+
+    `once_in` is 1 / tolerance: the mean number of values to one event up to which nothing is wrong.
+    """
 
     _BETS = (0.001, 0.01, 0.1, 0.5)
     _WEIGHTS = (0.25, 0.25, 0.25, 0.25)
@@ -220,9 +223,10 @@ class NoiseDetector:
         """
         if not values > 1.0:
             raise ValueError(f"need more than one value, got {values}")
-        thresholds = 2.0 * values, min(_WARNING_BLOCKS, 2.0 * values)
-        self._mean = EDetector(1.0 / self._MOST, *thresholds)
-        self._gross = _RareEvents(1.0 / self._ONCE_IN, *thresholds)
+        alarm = 2.0 * values  # each of the two detectors takes half of the rate
+        warning = min(_WARNING_BLOCKS, alarm)
+        self._mean = EDetector(1.0 / self._MOST, alarm, warning)
+        self._gross = _RareEvents(1.0 / self._ONCE_IN, alarm, warning)
 
     @property
     def e_value(self) -> float:

@@ -139,8 +139,14 @@ class SampledTotals:
 
     def __iadd__(self, other: SampledTotals) -> SampledTotals:
         """Add another stream's totals: draws of two streams are independent."""
-        for name, own in vars(self).items():  # all of them are sums
-            setattr(self, name, own + getattr(other, name))
+        self.labels += other.labels
+        self.totals = self.totals + other.totals
+        self.covariance = self.covariance + other.covariance
+        self._seen = self._seen + other._seen
+        self._sums = self._sums + other._sums
+        self._labels = self._labels + other._labels
+        self._counting = self._counting + other._counting
+        self._weights += other._weights
         return self
 
     def add(

@@ -317,9 +317,12 @@ def search_entropy(
     where no candidate has a finite divergence, the most that may be kept.
 
     `divergence` (tensors, bins + 1), when given, receives every candidate's divergence in nats by bins kept, infinite
-    for those that do not compete. Waits for the stream; raises as CudaExecutor.launch.
+    for those that do not compete. Waits for the stream; raises ValueError for other shapes, and as CudaExecutor.launch.
     """
     geometry = executor.geometry
+    if counts.shape[1:] != (geometry.bins,) or windows.shape != (len(counts), 2):
+        expected = f"(tensors, {geometry.bins}) and (tensors, 2)"
+        raise ValueError(f"counts {counts.shape} and windows {windows.shape}, expected {expected}")
     if len(counts) == 0:
         return np.zeros(0, np.int32)
     curves = executor.empty((len(counts), geometry.bins + 1), np.float64)

@@ -47,13 +47,15 @@ def dequantised(node: NodeProto, topology: Topology) -> NDArray[np.float32] | No
     names = [name for name in node.input if name]
     if not all(name in topology.initializers for name in names):
         return None
-    integers, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in names)
-    along = [1] * integers.ndim
+    stored, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in names)
+    along = [1] * stored.ndim
     if scale.size > 1:
         along[int(number(node, "axis", 1))] = -1
+    if stored.dtype != np.int32:  # float32 holds the others exactly, also those of FLOAT8, which are no integers
+        stored = stored.astype(np.float32)
     if zero_point:
-        integers = integers.astype(np.int32) - zero_point[0].astype(np.int32).reshape(along)
-    return np.asarray(integers.astype(np.float32) * scale.astype(np.float32).reshape(along))
+        stored = stored - zero_point[0].astype(stored.dtype).reshape(along)
+    return np.asarray(stored.astype(np.float32) * scale.astype(np.float32).reshape(along))
 
 
 def by_input(values: Floats, matrix: Floats) -> Floats:

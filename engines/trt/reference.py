@@ -229,7 +229,7 @@ class TensorRtObserver:
         return outputs
 
     def verify(self, image: Array) -> None:
-        """Compare outputs and a few taps with ONNX Runtime's on one image (N, C, H, W), N the fixed batch size or 1.
+        """Compare outputs and a few taps with ONNX Runtime's on one image (1, C, H, W).
 
         Raises EngineError (`observer.mismatch`) where they are less alike than TF32 explains, and as `observe`.
         """

@@ -26,8 +26,8 @@ _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 def add_database_option(parser: argparse.ArgumentParser, default: str | None = "fleet.sqlite") -> None:
     """Add --db, the fleet's database."""
-    about = _DB if default else f"{_DB} (default: none)"
-    option(parser, "--db", "FILE_OR_URL", about, default=default)
+    database = _DB if default else f"{_DB} (default: none)"
+    option(parser, "--db", "FILE_OR_URL", database, default=default)
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +47,10 @@ def signer_from(options: argparse.Namespace) -> Signer | None:
 
 def add_metrics_options(parser: argparse.ArgumentParser) -> None:
     """Add --metrics and --metrics-name, for `serving_metrics`."""
-    about = "serve metrics for Prometheus there, at /metrics, without a password (default: none)"
-    option(parser, "--metrics", "HOST:PORT", about)
-    about = "a further name by which Prometheus may ask for them; may be repeated (default: none)"
-    option(parser, "--metrics-name", "HOST", about, action="append", default=[])
+    address = "serve metrics for Prometheus there, at /metrics, without a password (default: none)"
+    option(parser, "--metrics", "HOST:PORT", address)
+    name = "a further name by which Prometheus may ask for them; may be repeated (default: none)"
+    option(parser, "--metrics-name", "HOST", name, action="append", default=[])
 
 
 @contextmanager

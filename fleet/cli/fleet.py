@@ -54,10 +54,12 @@ def add_fleet(commands: Any) -> None:
     actions = commands.add_parser("fleet", help=about, description=about).add_commands("actions", "ACTION")
     collect = command(actions, "collect", _collect, "store the reports of boards, and confirm their arrival")
     add_database_option(collect)
-    about = "a fixed name of its own for each collector: under it the broker keeps results for it (default: "
-    about += "tared-collector, then the fleet and the part; with --share a new one at each start, for which nothing is "
-    about += "kept)"
-    option(collect, "--client-id", "ID", about)
+    client = "a fixed name of its own for each collector: under it the broker keeps results for it (default: "
+    client += (
+        "tared-collector, then the fleet and the part; with --share a new one at each start, for which nothing is "
+    )
+    client += "kept)"
+    option(collect, "--client-id", "ID", client)
     share = "share the messages with all collectors of this group, over MQTT 5 (default: take all)"
     option(collect, "--share", "GROUP", share)
     option(collect, "--part", "N/M", "take one of M parts of the devices, by their names (default: 1/1)", _part)
@@ -96,11 +98,11 @@ def add_fleet(commands: Any) -> None:
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     add_database_option(parser)
-    about = "such as state=degraded,fidelity_low<0.9,tag.site=berlin (default: all devices)"
-    option(parser, "--where", "CONDITIONS", about)
+    conditions = "such as state=degraded,fidelity_low<0.9,tag.site=berlin (default: all devices)"
+    option(parser, "--where", "CONDITIONS", conditions)
     option(parser, "--fleet", "FLEET", "the fleet of the devices", default="default")
-    silent, about = number(float, 1.0, 10 * 365 * 86_400.0), "seconds without a message after which a device is silent"
-    option(parser, "--silent", "S", about, silent, default=600.0)
+    silence = "seconds without a message after which a device is silent"
+    option(parser, "--silent", "S", silence, number(float, 1.0, 10 * 365 * 86_400.0), default=600.0)
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -40,8 +40,8 @@ def add_operator(commands: Any) -> None:
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     option(send, "device", "DEVICE", "the board's device name")
     option(send, "op", "OP", _OPS)
-    given = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
-    option(send, "arguments", "key=value", given, nargs="*")
+    arguments = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
+    option(send, "arguments", "key=value", arguments, nargs="*")
     option(send, "-o --output", "now.jpg", "of snapshot: where to save the picture (default: it is not saved)", Path)
     add_sign_option(send)
     option(send, "--version", "N", "of set: above the version before (default: none)", number(int, 1, 2**53 - 1))
@@ -142,8 +142,17 @@ def _web(options: argparse.Namespace) -> int:
     def metrics(boards: LiveBoards) -> AbstractContextManager[None]:
         return serving_metrics(options, "web", lambda: [_web_metrics(boards)])
 
-    password_file, db, files = options.web_password_file, options.db, options.files
-    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), db, files, metrics)
+    run_web(
+        endpoint,
+        fleet,
+        listen,
+        options.web_password_file,
+        signer,
+        lambda url: say(f"boards: {url}"),
+        db=options.db,
+        files=options.files,
+        metrics=metrics,
+    )
     return 0
 
 

@@ -52,8 +52,8 @@ def add_rollout(actions: Any) -> None:
     show = command(steps, "show", _show, "show the progress of a rollout, the reasons, and the operators")
     listed = command(steps, "list", _list, "list all rollouts, the newest first")
     option(listed, "--fleet", "FLEET", "the fleet of the boards", default="default")
-    about = "command no further board; boards with the command continue"
-    pause = command(steps, "pause", partial(_steer, "pause"), about)
+    pausing = "command no further board; boards with the command continue"
+    pause = command(steps, "pause", partial(_steer, "pause"), pausing)
     resume = command(steps, "resume", partial(_steer, "resume"), "continue a paused rollout")
     abort = command(steps, "abort", partial(_steer, "abort"), "command no further board, and cancel running jobs")
     undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over "

@@ -37,6 +37,7 @@ from fleet.untrusted import printable
 
 SILENT_S = 600.0
 Fact = str | float | None
+_TOO_MUCH = 1e15
 
 WORDS = ("name", "state", "engine", "regime", "model", "calibration", "agent", "drift")
 _FIDELITY = ("fidelity", "fidelity_low", "fidelity_high", "fidelity_n")
@@ -109,14 +110,13 @@ def _worst(pick: Callable[[Iterable[float]], float], cameras: Iterable[Any], *ke
 
 
 def as_number(value: object) -> float | None:
-    """Return a finite number from a board's document; None for anything else."""
+    """Return a number from a board's document; None for anything else, and from 1e15 on, where no figure of a board is.
+
+    Charts and sums would overflow with numbers near the end of the range of floats.
+    """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
-    try:
-        number = float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return number if math.isfinite(number) else None
+    return float(value) if abs(value) < _TOO_MUCH else None  # False for NaN
 
 
 def value_at(document: Any, *keys: str) -> Any:

@@ -9,7 +9,7 @@ is acknowledged to the board. `DuplicateBoards` notices two boards that use one 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from typing import NamedTuple
@@ -96,7 +96,7 @@ class Reports:
         _add_gaps(transaction, gaps)
         _add_newest_regimes(transaction, rows)
         complete, grown = _advance_streams(transaction, spans, now)
-        duplicates = set(self._duplicates.detect(transaction, grown))
+        duplicates = set(self._duplicates.detect(transaction, complete, grown))
         reports = [each for each in entries if isinstance(each, Report)] if conflicting else []
         return AddedReports(
             {stream: complete[key] for stream, key in keys.items()},
@@ -239,14 +239,20 @@ class DuplicateBoards:
         self._newest: RowCache[int, int] = RowCache(store)  # epochs, by device
         self._reported: RowCache[Key, None] = RowCache(store)
 
-    def detect(self, transaction: Transaction, grown: Mapping[Key, float]) -> list[Key]:
-        """Return the streams of duplicates, each once. grown: streams, each with its newest time by its board."""
+    def detect(self, transaction: Transaction, streams: Collection[Key], grown: Mapping[Key, float]) -> list[Key]:
+        """Return the streams of duplicates, each once.
+
+        Args:
+            streams: All streams of a batch. One that has not grown also says that its epoch has begun: with `--share`
+                another collector may have stored its reports.
+            grown: Those of them that have grown, each with its newest time by its board.
+        """
         self._newest.validate()
         self._reported.validate()
-        if unknown := {(device,) for device, _ in grown if device not in self._newest}:
+        if unknown := {(device,) for device, _ in streams if device not in self._newest}:
             rows = transaction.lookup("devices", ("id",), ("epoch",), unknown)
             self._newest.update({int(key[0]): int(row[0]) for key, row in rows.items()})
-        for device, epoch in grown:
+        for device, epoch in streams:
             self._newest[device] = max(epoch, self._newest.get(device, 0))
         late = {key: ts for key, ts in grown.items() if key[1] < self._newest[key[0]] and ts > 0.0}
         newest = {(device, self._newest[device]) for device, _ in late}

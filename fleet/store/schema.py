@@ -8,7 +8,8 @@ are never edited.
 from __future__ import annotations
 
 # Times are Unix time in seconds: `ts` by the board's clock, all others by the clock of the process that writes them.
-# A document is the JSON as it was received.
+# A document is the JSON as it was received. `newest_events` gets only events of the kind `regime`; a store that earlier
+# versions have written to may have other kinds there.
 _DEVICES = """
     CREATE TABLE devices (
         id {id},

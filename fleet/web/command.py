@@ -58,6 +58,7 @@ def run_web(
     password_file: Path | None,
     signer: Signer | None,
     announce: Callable[[str], None],
+    *,
     db: str | None = None,
     files: Path | None = None,
     metrics: Callable[[LiveBoards], AbstractContextManager[None]] = lambda _boards: nullcontext(),

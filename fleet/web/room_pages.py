@@ -32,11 +32,12 @@ from fleet.web import room_views
 from fleet.web.forms import basic_credentials, read_form
 from fleet.web.room import FleetRoom, Reading
 from fleet.web.streams import Streams, event
-from fleet.web.views import PACKAGE
+from fleet.web.table import PACKAGE
 
 _DEVICES_S, _ROLLOUT_S, _DAYS_S = 10.0, 1.0, 600.0  # between two readings
 _MOST_WHERE = 1000
 _MOST_REMEMBERED = 100
+_SELECTING = ("devices", "overview", "days")  # pages with a selection of devices
 _STEPS = ("pause", "resume", "abort")
 # The fields of the form of a new rollout, with what they hold at first; as the options of `tared fleet rollout create`.
 _FIELDS = {
@@ -84,7 +85,8 @@ class _RoomPages:
 
     async def page(self, request: Request) -> Response:
         """Show the page that the path names."""
-        return await self._show(request.url.path.removeprefix("/"), _where(request))
+        page = request.url.path.removeprefix("/")
+        return await self._show(page, _selection(page, request))
 
     async def rollout(self, request: Request, error: str = "", status: int = 200) -> Response:
         return await self._show("rollout", request.path_params["id"], error, status)
@@ -157,7 +159,7 @@ class _RoomPages:
         page = "rollout" if identity is not None else request.path_params["page"]
         if page not in _PARTS:
             return PlainTextResponse("no such page\n", 404)
-        subject = _where(request) if identity is None else identity
+        subject = _selection(page, request) if identity is None else identity
         # The browser names what it shows: of a stream that broke, or of the page before its first stream.
         shown = request.headers.get("last-event-id") or request.query_params.get("shown", "")
         read_at: float | None = None
@@ -233,6 +235,11 @@ _PARTS: dict[str, tuple[Callable[[FleetStore, FleetRoom, str], dict[str, Any]], 
 }
 
 
+def _selection(page: str, request: Request) -> str:
+    """Return the conditions of a page that has a selection; else none, for each text would be read by itself."""
+    return _where(request) if page in _SELECTING else ""
+
+
 def _where(request: Request) -> str:
     return request.query_params.get("where", "")[:_MOST_WHERE]
 
@@ -255,8 +262,10 @@ def _steer(fleet: str, begin: str, step: str, undo: str | None, why: str, who: s
     register, identity = RolloutRegister(store, who), room_views.own_rollout(store, fleet, begin)
     if step == "abort":
         register.abort(identity, undo, why)
+    elif step == "pause":
+        register.pause(identity, why)
     else:
-        (register.pause if step == "pause" else register.resume)(identity, why)
+        register.resume(identity, why)
 
 
 def _spec(fields: Mapping[str, str], files: Path | None) -> RolloutSpec:

@@ -37,7 +37,8 @@ from fleet.web.pictures import camera_choices, fetch_picture, no_picture
 from fleet.web.room import FleetRoom
 from fleet.web.room_pages import room_routes
 from fleet.web.streams import Streams, event
-from fleet.web.views import PACKAGE, FleetTable, board_page
+from fleet.web.table import PACKAGE, FleetTable
+from fleet.web.views import board_page
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

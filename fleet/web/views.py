@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
-from markupsafe import Markup
-
-from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.html.charts import Axis, Mark, Series, line_chart
-from agent.common.html.pages import Figure, environment, show_bytes, show_share
+from agent.common.html.pages import Figure, show_bytes, show_share
 from agent.common.html.text import visible
-from fleet.devices.facts import SILENT_S, cameras_of, value_at
+from fleet.devices.facts import SILENT_S, as_number, cameras_of, value_at
 from fleet.views.sections import DRIFT_COLORS
-from fleet.web.boards import LiveBoard, LiveBoards
+from fleet.web.boards import LiveBoard
 
-PACKAGE = "fleet.web"  # has the templates
 _STATES = {"online": "good", "degraded": "warning", "stopping": "idle", "offline": "bad"}
 _STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
 _GOOD = 0.9  # a fidelity that the default of recalibration.max_loss allows
@@ -111,53 +106,6 @@ def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row as HTML. serial: of its newest change."""
-
-    key: tuple[int, str]  # the board's version, and its state, which also the clock changes
-    html: Markup
-    serial: int
-
-
-class FleetTable:
-    """The rows of the fleet's table, each made once for each change of its board. For the thread that serves the pages.
-
-    A thousand boards that report every few seconds would otherwise cost a page's server more than it has. A page is
-    sent the rows that have changed since its `mark`.
-    """
-
-    def __init__(self, boards: LiveBoards, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._boards, self._clock = boards, clock
-        self._template = environment(PACKAGE).get_template("fleet_row.html")
-        self._rows: dict[str, _Row] = {}
-        self._serial = 0
-        self._instance = secrets.token_hex(4)  # a mark of another process means nothing here
-
-    @property
-    def mark(self) -> str:
-        """Stands for all changes so far."""
-        return f"{self._instance}.{self._serial}"
-
-    def rows_since(self, mark: str = "") -> Markup:
-        """Return the rows that have changed since a mark, in the order of the boards' names; all, for one unknown."""
-        self._update(self._clock.wall_s())
-        instance, _, serial = mark.partition(".")
-        known = int(serial) if instance == self._instance and serial.isascii() and serial.isdigit() else 0
-        return Markup().join(row.html for _, row in sorted(self._rows.items()) if row.serial > known)
-
-    def _update(self, now: float) -> None:
-        for name in self._boards.names():
-            board, row = self._boards.get(name), self._rows.get(name)
-            if board is None:
-                continue
-            key = board.version, state_of(board, now)[0]
-            if row is None or row.key != key:
-                self._serial += 1
-                html = Markup(self._template.render(row=fleet_row(name, board, now)))
-                self._rows[name] = _Row(key, html, self._serial)
-
-
 def _reason(board: LiveBoard) -> str:
     """Return why the board is degraded, or what holds a job back, in its own sentence."""
     telemetry, status = board.documents.get("telemetry", {}), board.documents.get("status", {})
@@ -182,7 +130,7 @@ def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
     if value_at(health, "throttling") is True:
         yield Tile("heat", "slowed down", "the board is too hot, or takes too much current", "bad")
     for name, value in sorted(health.items()) if isinstance(health, Mapping) else ():
-        if (shown := _number(value)) is not None and name.startswith(_HEALTH):
+        if (shown := as_number(value)) is not None and name.startswith(_HEALTH):
             yield _health_tile(str(name), shown)
 
 
@@ -252,7 +200,7 @@ def _camera_tiles(camera: Any) -> Iterator[Tile]:
     yield Tile("frames per second", f"{fps:.1f}" if fps is not None else "?")
     yield Tile("latency", f"{p50:.1f} ms" if p50 is not None else "?", f"p99 {p99:.1f} ms" if p99 is not None else "")
     dropped = value_at(camera, "dropped")
-    lost = sum(value for value in map(_number, dropped.values()) if value) if isinstance(dropped, Mapping) else 0.0
+    lost = sum(value for value in map(as_number, dropped.values()) if value) if isinstance(dropped, Mapping) else 0.0
     yield Tile("dropped", f"{lost:.0f}", "since the last report", "warning" if lost else "")
 
 
@@ -310,8 +258,9 @@ def _steps(job: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _without_repeats(events: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[tuple[float, str, str]]:
-    """Return time, kind and words of each event; of those that say the same in a row, the newest."""
-    shown = ((at, visible(event.get("kind", ""), _MOST_WORD), _event_words(event)) for at, event in events)
+    """Return time, kind and words of each event that says anything; of those that say the same in a row, the newest."""
+    rows = ((at, visible(event.get("kind", ""), _MOST_WORD), _event_words(event)) for at, event in events)
+    shown = (row for row in rows if any(row[1:]))
     return (next(same) for _, same in groupby(shown, key=itemgetter(1, 2)))
 
 
@@ -330,10 +279,4 @@ def _fidelity(camera: Any) -> float:
 
 
 def _figure(document: Any, *keys: str) -> float | None:
-    return _number(value_at(document, *keys))
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e15 else None
+    return as_number(value_at(document, *keys))

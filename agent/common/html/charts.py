@@ -24,6 +24,7 @@ _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 _ROW, _NAMES, _COUNTS = 24, 150, 44  # layout of charts with a row for each name, in pixels
 _DOT = 4
 _TICKS = 5
+_LEAST_SPAN = 1e-300  # an axis spans more than this; a fifth of less may be no float above 0
 _NAME_CHARACTERS = 18  # as many as fit, in the larger letters of a telephone
 _TIME_STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400, 14 * 86400)
 
@@ -80,7 +81,7 @@ class _Scale:
         seen = [value for value in values if math.isfinite(value) and (value > 0.0 or not axis.logarithmic)]
         low = axis.low if axis.low is not None else min(seen, default=0.0)
         high = axis.high if axis.high is not None else max(seen, default=1.0)
-        if high <= low:
+        if high - low < _LEAST_SPAN:
             low, high = (low / 2.0, low * 2.0) if axis.logarithmic and low > 0.0 else (low - 0.5, low + 0.5)
         return cls(axis, low, high, begin, end)
 

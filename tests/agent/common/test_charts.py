@@ -66,6 +66,9 @@ def test_a_histogram_of_very_unequal_counts_shows_the_small_ones_too() -> None:
 def test_nothing_and_one_moment_can_be_drawn() -> None:
     assert line_chart([], Axis(times=True), Axis(), "t").startswith("<svg")
     assert line_chart([Series("s", [(5.0, 0.5)])], Axis(times=True), Axis(), "t").count("<circle") == 1
+    assert (
+        line_chart([Series("s", [(0.0, 0.0), (1.0, 5e-324)])], Axis(), Axis(low=0.0), "t").count('class="line c0"') == 1
+    )
     assert timeline({"r": [(5.0, "good", "begun")]}, "t").count("<circle") == 1
     assert scatter_chart([], Axis(), Axis(), "t").startswith("<svg")
     assert strip([], "t").startswith("<svg")

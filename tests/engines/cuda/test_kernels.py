@@ -220,6 +220,9 @@ def test_refuses_what_it_cannot_count(executor_for: ExecutorFor) -> None:
     assert refused.value.code == "kernels.alignment"
     with pytest.raises(DeviceError, match=r"kernels\.alignment.*tensor 0 at address 0x0"):
         half.collect([0])
+    for counts, windows in (((1, 4096), (1, 2)), ((2, SMALL.bins), (1, 2)), ((0, SMALL.bins), (1, 2))):
+        with pytest.raises(ValueError, match=rf"\(tensors, {SMALL.bins}\)"):
+            search_entropy(executor, np.zeros(counts, np.int64), np.zeros(windows, np.int32))
 
 
 def test_the_fixed_order_logarithm_is_a_logarithm() -> None:

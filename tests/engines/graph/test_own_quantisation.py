@@ -17,6 +17,8 @@ from calibrate.plan import PrecisionPlan
 from engines.errors import EngineError
 from engines.graph.load import canonical_hash, load_model
 from engines.graph.passes import prepare
+from engines.graph.topology import Topology
+from engines.graph.weights import dequantised
 from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.fusion import int8_macs_share
 from engines.quantise.placement import place
@@ -75,6 +77,17 @@ def test_an_int32_bias_becomes_the_same_float(scale: NDArray[np.float32], zero: 
     assert_same_bits(model, master)
     assert {t.data_type for t in master.graph.initializer} == {TensorProto.FLOAT, TensorProto.INT8}
     assert Counter(n.op_type for n in master.graph.node) == {"QuantizeLinear": 1, "DequantizeLinear": 2, "Conv": 1}
+
+
+def test_float8_weights_keep_their_fractions() -> None:
+    n = net()
+    for name, shape, stored in (("w", [4], [0.5, 1.75, -0.25, 3.0]), ("z", [], [0.5])):
+        n.initializers.append(onnx.helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, shape, stored))
+    n.node("DequantizeLinear", "w", n.constant(np.array(2.0, np.float32)), "z")
+    topology = Topology(onnx.helper.make_model(onnx.helper.make_graph(n.nodes, "net", [], [], n.initializers)))
+    values = dequantised(n.nodes[0], topology)
+    assert values is not None
+    assert values.tolist() == [0.0, 2.5, -1.5, 5.0]
 
 
 # ---- what is added

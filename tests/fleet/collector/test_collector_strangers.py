@@ -145,6 +145,21 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -
     assert Reports(store).position("fleet", "board") == (100, 1)
 
 
+def test_a_later_start_is_known_from_a_redelivery_alone(store: FleetStore) -> None:
+    """Two collectors share a store: what one has stored comes to the other one again."""
+    ours, others = Reports(store), Reports(store)
+    later = Stream("fleet", "board", 100)
+
+    def twins(reports: Reports, stream: Stream, seq: int, ts: float) -> list[Stream]:
+        with store.transaction() as transaction:
+            return list(reports.put(transaction, [Report(stream, seq, "alarm", ts, "{}")], 1.0).duplicates)
+
+    assert twins(ours, STREAM, 1, 50.0) == []
+    assert twins(others, later, 1, 110.0) == []
+    assert twins(ours, later, 1, 110.0) == []
+    assert twins(ours, STREAM, 2, 120.0) == [STREAM]
+
+
 def test_parts_are_of_all_devices_each_once() -> None:
     names = [f"board-{number}" for number in range(300)]
     by_part = [[name for name in names if Part(number, 4).contains("fleet", name)] for number in (1, 2, 3, 4)]

@@ -51,7 +51,9 @@ def test_the_worst_of_several_cameras_counts() -> None:
     assert worst == {**gains, "fidelity_low": 0.5, "drift": "warning", "latency_p99": 20.0, "fps": 12.0}
 
 
-@pytest.mark.parametrize("cameras", [[], "none", {"a": 3}, {"a": {"fidelity": {"low": 1e400}, "fps": True}}])
+@pytest.mark.parametrize(
+    "cameras", [[], "none", {"a": 3}, {"a": {"fidelity": {"low": 1e400}, "fps": True}}, {"a": {"fps": 1e308}}]
+)
 def test_nonsense_in_telemetry_is_nothing_known(cameras: object) -> None:
     shown = facts(device(telemetry={"cameras": cameras}), NOW)
     assert {shown[name] for name in ("fidelity", "fidelity_low", "fps", "drift", "gain_db", "gain")} == {None}

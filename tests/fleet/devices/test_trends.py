@@ -15,6 +15,7 @@ from fleet.devices.devices import Devices
 from fleet.devices.reports import Report, Stream
 from fleet.devices.trends import daily_trends
 from fleet.store.transaction import FleetStore
+from fleet.views.sections import thirty_days
 
 DAY_S = 86_400.0
 
@@ -47,3 +48,13 @@ def test_each_day_has_its_boards_their_events_and_the_newest_fidelity_of_each(st
     (only,) = daily_trends(store, [ids["c"]], now)
     assert (only.devices, only.fidelity) == (1, (0.0, 0.0))
     assert daily_trends(store, [], now) == []
+
+
+@pytest.mark.parametrize("estimate", [1e308, -1e308, 10**400])
+def test_a_fidelity_that_is_none_is_not_drawn(store: FleetStore, estimate: float) -> None:
+    now, reports = time.time(), Reports(store)
+    with store.transaction() as transaction:
+        reports.put(transaction, [telemetry("a", 1, 1, estimate)], now)
+    (day,) = daily_trends(store, [each.id for each in Devices(store).all("f")], now)
+    assert (day.devices, day.fidelity) == (1, ())
+    assert "Fidelity of the devices, at the end of each day" not in [each.title for each in thirty_days([day]).figures]

@@ -11,6 +11,7 @@ from base64 import b64encode
 from contextlib import closing
 from html import unescape
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 from urllib.parse import quote, urlencode
 
@@ -36,6 +37,7 @@ from fleet.store import sqlite
 from fleet.store.opening import open_existing, open_store
 from fleet.store.transaction import FleetStore
 from fleet.web import room as room_module
+from fleet.web.room import FleetRoom, Reading
 
 pytestmark = pytest.mark.slow
 
@@ -237,6 +239,23 @@ def test_an_open_page_is_sent_what_has_changed_alone(any_broker: RealBroker, gat
         after_a_restart = site.parts(unescape(live).replace("shown=", "shown=0"))
         assert "PAUSED" in next(after_a_restart)
         after_a_restart.close()
+
+
+def test_conditions_have_a_reading_of_their_own_only_where_devices_are_selected(
+    any_broker: RealBroker, gate_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: set[str] = set()
+    read = FleetRoom.read
+
+    async def noted(room: FleetRoom, key: str, *arguments: Any) -> Reading:
+        kept.add(key)
+        return await read(room, key, *arguments)
+
+    monkeypatch.setattr(FleetRoom, "read", noted)
+    with serving(any_broker.endpoint, db=gate_db) as site:
+        for path in ("/rollouts", "/rollouts?where=name%3Da", "/rollouts?where=name%3Db", "/devices?where=name%3Da"):
+            site.page(path)
+    assert kept == {"rollouts ", "devices name=a"}
 
 
 def test_a_rollout_of_another_fleet_is_none_of_this_page(any_broker: RealBroker, tmp_path: Path) -> None:

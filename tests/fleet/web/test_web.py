@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -17,7 +20,7 @@ from agent.contract.signing import Signer, new_key
 from fleet.cli.main import main
 from fleet.web.boards import LiveBoard
 from fleet.web.command import Listen, run_web
-from fleet.web.views import fleet_row
+from fleet.web.views import board_page, fleet_row
 
 EVIL = "<script>alert(1)</script>\u202e'"
 DONE = ({"status": "ACCEPTED"}, {"status": "IN_PROGRESS", "step": "BUILDING", "percent": 40.0}, {"status": "SUCCEEDED"})
@@ -31,6 +34,13 @@ def shows(site: Site, path: str, *words: str) -> bool:
 def test_a_row_shows_the_least_faithful_camera_also_one_of_no_fidelity_at_all() -> None:
     cameras = {"yard": {"fidelity": {"estimate": 0.5}}, "gate": {"fidelity": {"estimate": 0.0}}, "new": {}}
     assert fleet_row("board", LiveBoard(documents={"telemetry": {"cameras": cameras}}), 0.0)["fidelity"] == 0.0
+
+
+def test_an_event_that_says_nothing_has_no_row() -> None:
+    said: list[Mapping[str, Any]] = [{}, {"kind": "swap"}, {}, {"kind": "swap"}, {"percent": 5.0}, {"kind": "alarm"}]
+    events = deque((6.0 - number, event) for number, event in enumerate(said))
+    rows = board_page(LiveBoard(events=events), 7.0)["events"]
+    assert rows == [(5.0, "swap", ""), (2.0, "", "5 %"), (1.0, "alarm", "")]
 
 
 def test_a_board_is_shown_as_it_reports(any_broker: RealBroker) -> None:
