@@ -117,7 +117,8 @@ def test_collectors_of_a_group_share_reports_and_each_gets_all_results(mosquitto
         board.publish(ONLINE)  # which each gets, behind all alarms that are for it
         eventually(lambda: all(each.counts["result"] >= was + 30 for each, was in zip(ours, before, strict=True)))
         eventually(lambda: all(each.counts["status"] for each in ours))
-        assert sum(each.counts["report"] for each in ours) == 30
+        eventually(lambda: sum(each.counts["report"] for each in ours) >= 30)
+        assert min(each.counts["report"] for each in ours) < 30  # one that connects anew may get some of them again
         eventually(lambda: stored(where) == {f"c{number}" for number in range(31)})
 
 
