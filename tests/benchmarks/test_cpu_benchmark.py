@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.planning.benchmark import AS_WRITTEN, FLOAT, PLAIN, PLANNED, Entry
-from benchmarks.cpu import bars, beats
+from agent.planning.benchmark import PLANNED, Entry
+from benchmarks.cpu import beats
 
 PEER = "NNCF mixed"
 
@@ -28,19 +28,3 @@ def entry(
 )
 def test_a_peer_has_to_be_faster_and_more_accurate(peer: Entry, found: bool) -> None:
     assert beats(peer, entry(PLANNED, 1.0, 0.95, None if peer.metric is None else 0.302)) == found
-
-
-def test_the_bars_name_the_peers_that_beat_the_engine_that_would_serve() -> None:
-    entries = [
-        entry(FLOAT, 2.0, 1.0, backend="onnxruntime"),
-        entry(FLOAT, 2.2, 1.0),
-        entry(PLAIN, 0.8, 0.5),  # nobody would serve it
-        entry(PLANNED, 1.0, 0.95),
-        entry(AS_WRITTEN.format(PLANNED, "openvino"), 3.0, 0.95, backend="onnxruntime"),
-        entry(PEER, 0.7, 0.99),
-        Entry("openvino", "NNCF symmetric", "it failed"),
-    ]
-    *_, last = bars({"sample": entries})
-    assert "NNCF mixed" in last.what
-    assert last.passed is False
-    assert bars({"sample": entries[:5]})[-1].what != last.what
