@@ -24,6 +24,7 @@ from benchmarks.browser import is_installed, opened
 
 NIGHT_ENDS_S, MORNING_SURE_S = 100.0, 140.0  # dawn lies between; see examples/street
 LOOK_S = 60.0
+STEPS = ("collecting", "calibrating", "planning", "building", "validating", "probation")
 
 # Notes what the page shows whenever that changes. A page that was loaded anew would have forgotten it.
 NOTE = """
@@ -169,9 +170,9 @@ def check_that_the_page_shows_night_alarm_job_and_swap(page: list[dict[str, Any]
     assert "calm" in in_order([shown["drift"] for shown in first])
     assert "alarm" in in_order([shown["drift"] for shown in first])
     assert second[-1]["drift"] == "calm"
-    steps = in_order([shown["step"] for shown in first if "alarm" in shown["events"]])
-    # A build of milliseconds may begin and end between two changes of the page.
-    assert [step for step in steps if step in ("calibrating", "validating")] == ["calibrating", "validating"]
+    steps = in_order([shown["step"] for shown in page if "alarm" in shown["events"]])
+    assert [step for step in steps if step in STEPS] == [step for step in STEPS if step in steps]
+    assert {"collecting", "probation"} <= set(steps)  # the others may take less time than the page between two changes
     assert {"alarm", "job", "swap", "commit"} <= set(second[-1]["events"])
     night, morning = (
         median(shown["light"] for shown in part if shown["light"] is not None)
