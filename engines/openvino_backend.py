@@ -196,6 +196,8 @@ class OpenVinoEngine:
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
         """Measure in a second network, with the profiler on: means over the runs that no other work disturbed.
 
+        A kernel that takes less than a microsecond has no time: OpenVINO says of it that it was not run.
+
         Raises EngineError as `infer`.
         """
         self.infer(batch)  # refuses a batch that does not fit
