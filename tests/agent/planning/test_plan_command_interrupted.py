@@ -32,7 +32,6 @@ def test_a_budget_of_nothing_gives_a_plan_without_int8(plan_bench: Place) -> Non
 STOPPED = """
 import os, sys
 from fleet.cli.main import main
-from agent.planning import command
 from agent.common.state_files import Journal
 number, left, calls = map(int, sys.argv[1:4])
 put = Journal.put
@@ -46,7 +45,6 @@ def count(*_):
     global calls
     calls -= 1
     if calls == 0:
-        sys.setprofile(None)
         os.kill(os.getpid(), number)
 Journal.put = counted
 raise SystemExit(main(sys.argv[4:]))
