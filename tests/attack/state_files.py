@@ -78,8 +78,8 @@ def _replay_guard(path: Path) -> None:
 
 def _settings(path: Path) -> None:
     model = ModelSpec(path=path.with_name("model.onnx"), task="raw")
-    config = Config(model=model, camera={"source": "v4l2:/dev/video0"}, state_dir=path.parent)  # type: ignore[arg-type]
-    settings = Settings(config, path, lambda _: True, lambda _: None, _unreported)
+    document = {"model": model, "camera": {"source": "v4l2:/dev/video0"}, "state_dir": path.parent}
+    settings = Settings(Config.model_validate(document), path, lambda _: True, lambda _: None, _unreported)
     with suppress(CommandError):  # a version that somebody has set as high as it goes
         settings.set({"recalibration.max_loss": 0.2}, Authorisation(settings.version + 1))
     assert 0.0 < settings.config.recalibration.max_loss < 1.0

@@ -140,7 +140,7 @@ def operations_on(
     """Start operations on a frame path without frames; functions for the main thread run at once."""
     pipeline = SimpleNamespace(is_live=live, observer=observer, last_ts=0.0, **frame_path())
     journal = JobJournal(config.state_dir / "jobs.sqlite", unexpected)
-    run: RunInMainThread = lambda function: function()  # noqa: E731
+    run: RunInMainThread = lambda function: function()  # noqa: E731  (its type is a callable's)
     operations = Operations(config, service, cast(Pipeline, pipeline), reporter, run, journal, clock=clock)
     operations.start(0)
     return operations
