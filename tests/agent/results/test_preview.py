@@ -166,7 +166,7 @@ def test_pictures_are_drawn_at_the_configured_rate_for_any_number_of_viewers(
             cameras.answer("street", next(numbers), DARK)
             return len(drawn) >= 21
 
-        clock.turn_until(are_drawn, 0.01)
+        clock.turn_until(are_drawn, 0.005)
         assert clock.monotonic_s() >= began_s + 1.9  # twenty tenths, the first of which may be half as long
 
 
