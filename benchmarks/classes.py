@@ -21,7 +21,7 @@ from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.models.model import calibrate
 from agent.monitoring.class_losses import ClassLosses
-from agent.vision.decode import Classification
+from agent.vision.tasks.classify import Classification
 from benchmarks.corruption import corrupt
 from benchmarks.models import DATA, observe
 from benchmarks.report import Section, add_output_option, at_least, at_most, bars_section, publish

@@ -29,11 +29,14 @@ from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_int8
 from agent.models.model import Model, open_model
 from agent.validation.verdict import MIN_INFORMATIVE
-from agent.vision.evaluation import average_precision
-from agent.vision.fidelity import fidelity, is_empty
+from agent.vision.average_precision import AveragePrecision
+from agent.vision.detections import Detections
+from agent.vision.evaluation import answered
+from agent.vision.fidelity import fidelity
 from agent.vision.labelled_images import detection_images
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.opening import open_task
 from benchmarks.corruption import Image
 from benchmarks.daemon_process import CIFAR_TEST, CIFAR_TRAIN, COCO, FRAMES, model_spec
 from benchmarks.models import DATA
@@ -188,7 +191,7 @@ def _collect(model: Model, source: Path) -> Collected:
         for image in evenly(source, FRAMES + _HELD_OUT):
             tensor, _ = task.preprocess(image)
             seen = observer.observe(tensor)
-            gathered.add(tensor, seen, not is_empty(task.decode(seen.outputs, tensor.shape)))
+            gathered.add(tensor, seen, not task.decode(seen.outputs, tensor.shape).is_empty)
     if gathered.informative < MIN_INFORMATIVE:
         found = f"something is seen on {gathered.informative} of the frames that judge"
         raise AgentError("scene.empty", found, f"{MIN_INFORMATIVE} at least", "leave the scene out")
@@ -232,7 +235,7 @@ def losses(model: Model, source: Path, engines: Mapping[K, bytes]) -> tuple[int,
         is_clip = parse_source(str(source)).kind == "video"
         for image in evenly(source, _SCORED_FRAMES if is_clip else _SCORED_PHOTOS):
             truth, _ = task.infer(reference, image)
-            seen += not is_empty(truth)
+            seen += not truth.is_empty
             for key, engine in loaded.items():
                 agreement = fidelity(task.infer(engine, image)[0], truth)
                 if not agreement.is_empty:
@@ -249,7 +252,11 @@ def _lost_points(engines: Mapping[str, bytes], reference: bytes, spec: ModelSpec
     def points(content: bytes) -> list[float]:
         """Return the mAP in points on all images, and on each sample of them."""
         with closing(open_backend("onnxruntime").load(content)) as engine:
-            evaluation = average_precision(engine, spec, images).evaluated()
+            precision = AveragePrecision()
+            for found, truth in answered(engine, open_task(spec).evaluation_spec(), images):
+                assert isinstance(found, Detections)
+                precision.add(found, truth)
+            evaluation = precision.evaluated()
         return [_sampled_points(evaluation, sample) for sample in (range(len(images)), *samples)]
 
     of_float = points(reference)

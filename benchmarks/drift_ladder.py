@@ -44,7 +44,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.config import DriftConfig
-from agent.vision.fidelity import MatchCounts
+from agent.vision.answer import MatchCounts
 from benchmarks.drift_rungs import CLIPS, GAIN_DB, LAYOUT, RUNS, Answers, Floats, Rung, climb, loses_fidelity
 from benchmarks.drift_signals import OURS, SIGNALS, Score, auc, bootstrapped, spearman
 from benchmarks.drift_worth import expected_gains, prior_of

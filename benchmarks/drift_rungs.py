@@ -19,9 +19,9 @@ from agent.monitoring.drift import DriftMonitor, Regime
 from agent.planning.costs import labels
 from agent.planning.group_noise import describe_groups, measure_noise
 from agent.planning.what_if import WhatIf
-from agent.vision.decode import Prediction
-from agent.vision.detections import Detections
-from agent.vision.fidelity import MatchCounts, count_matches, fidelity
+from agent.vision.answer import Answer, MatchCounts
+from agent.vision.detections import Detections, count_matches
+from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from benchmarks.corruption import CONDITIONS, SEVERITIES, Image, corrupt
@@ -262,7 +262,7 @@ class Ladder:
         even = dict.fromkeys(self._needed, 1.0)
         return {OURS: tap_weights(planned, calibration), OWN: tap_weights(self.model, calibration), EVEN: even}
 
-    def _decode(self, outputs: Mapping[str, Array], tensor: NDArray[np.float32]) -> Prediction:
+    def _decode(self, outputs: Mapping[str, Array], tensor: NDArray[np.float32]) -> Answer:
         return self._task.decode(outputs, tensor.shape)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.models.model import calibrate
-from agent.vision.fidelity import sqnr_db
+from agent.vision.tasks.raw import sqnr_db
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Section, add_output_option, publish
 from engines.graph.topology import tensor_types

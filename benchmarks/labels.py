@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.progress import track
 
 from agent.labelling.accuracy import count_frame
-from agent.labelling.sampling import how_sure
-from agent.labelling.store import Answer, Truth, in_frame
 from agent.models.model import calibrate
 from agent.vision.labelled_images import ClassifiedImages, detection_images
+from agent.vision.labels import Truth
 from benchmarks.corruption import corrupt
 from benchmarks.models import DATA, observe
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
@@ -70,14 +69,14 @@ def real_answers(name: str) -> Answers:
             for seed, (image, truth) in enumerate(images):
                 shown = corrupt(image, condition, severity, seed) if severity else image
                 tensor, geometry = task.preprocess(shown)
-                answers: list[Answer] = []
-                for engine in (int8, reference):
-                    answer = in_frame(task.decode(engine.infer(tensor), tensor.shape), geometry)
-                    assert answer is not None
-                    answers.append(answer)
+                answers = [
+                    task.decode(engine.infer(tensor), tensor.shape).in_frame(geometry) for engine in (int8, reference)
+                ]
                 conditions.append(number)
-                sure.append(how_sure(answers[0], answers[1]))
-                counts.append(np.hstack([count_frame(each, truth, [])[0] for each in answers]))
+                sure.append(answers[0].sureness(answers[1]))
+                counts.append(
+                    np.hstack([count_frame(each.accuracy(truth), each.hits(truth), [])[0] for each in answers])
+                )
     return Answers(np.array(conditions), np.array(sure), np.array(counts))
 
 

@@ -21,7 +21,8 @@ from rich.table import Table
 
 from agent.models.model import calibrate
 from agent.vision.evaluation import evaluate
-from agent.vision.fidelity import fidelity, sqnr_db
+from agent.vision.fidelity import fidelity
+from agent.vision.tasks.raw import sqnr_db
 from benchmarks.models import DATA, MODELS, Observed, observe
 from calibrate.histogram import AbsHistogram, to_bytes
 from calibrate.noise import Density

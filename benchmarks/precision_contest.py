@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.models.model import open_model
-from agent.vision.decode import Prediction
+from agent.vision.answer import Answer
 from agent.vision.evaluation import evaluate
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import load_model_spec
@@ -139,14 +139,14 @@ class Contest:
         self._float.close()
 
     @cached_property
-    def _truths(self) -> list[tuple[NDArray[np.float32], Prediction]]:
+    def _truths(self) -> list[tuple[NDArray[np.float32], Answer]]:
         """Every frame to be scored, and what FP32 says of it."""
         return [(tensor, self._predict(self._float, tensor)) for tensor in self._tensors(self._split.score)]
 
     def _tensors(self, source: Path) -> list[NDArray[np.float32]]:
         return [self._task.preprocess(image)[0].copy() for _, image in read_images(parse_source(str(source)))]
 
-    def _predict(self, engine: Engine, tensor: NDArray[np.float32]) -> Prediction:
+    def _predict(self, engine: Engine, tensor: NDArray[np.float32]) -> Answer:
         return self._task.decode(engine.infer(tensor), tensor.shape)
 
 

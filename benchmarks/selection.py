@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.collection.collection import CalibrationSet, shown_classes
+from agent.collection.collection import CalibrationSet
 from agent.collection.selection import TAKEN, FrameSelector, LumaGrid
 from agent.models.model import Model, calibrate, open_model
-from agent.vision.fidelity import fidelity, sqnr_db
+from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.raw import sqnr_db
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Section, add_output_option, publish
 from engines.interface import Backend, Engine
@@ -79,7 +80,7 @@ def observe(model: Model, backend: Backend, offered: Sequence[Image], sizes: Seq
         tensors = [task.preprocess(image)[0].copy() for image in offered]
         seen = [observer.observe(tensor) for tensor in tensors]
         classes = [
-            shown_classes(task.decode(each.outputs, tensor.shape)) for each, tensor in zip(seen, tensors, strict=True)
+            task.decode(each.outputs, tensor.shape).classes_seen for each, tensor in zip(seen, tensors, strict=True)
         ]
     made = contenders(offered, sizes, classes)
     for contender in made:

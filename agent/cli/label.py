@@ -78,18 +78,19 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     """Return the store of the configured model, and the names of its classes.
 
     Raises AgentError:
-        labelling.task  the model has raw outputs
+        labelling.task  the model's frames cannot be labelled
         labelling.read  the folder is another user's
         labelling.none  no frame was drawn
     """
     from agent.labelling.store import LabelStore
     from agent.models.model import open_model
+    from agent.vision.tasks.opening import open_task
 
     config = load_board_config(options.config)
     spec = config.model
-    if spec.task == "raw":
-        remedy = "choose a model of one of these tasks: people cannot label raw outputs"
-        raise AgentError("labelling.task", "a model of task raw", "task classify or detect", remedy)
+    if open_task(spec).labels is None:
+        expected = "a task whose frames people can label"
+        raise AgentError("labelling.task", f"a model of task {spec.task}", expected, "choose a model of such a task")
     try:
         exists = LabelStore(config.state_dir, "", spec.task).exists
     except PermissionError as error:

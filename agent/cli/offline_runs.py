@@ -38,8 +38,6 @@ from agent.models.export.foreign_scales import (
 from agent.models.model import Model, calibrate, check_calibration, check_ranges, open_model, read_plan, slower_here
 from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
 from agent.results.drawn_frames import open_drawn_frames
-from agent.vision.decode import prediction_as_dict
-from agent.vision.drawing import draw_prediction
 from agent.vision.evaluation import evaluate
 from agent.vision.spec import ModelSpec, load_model_spec
 from agent.vision.task import VisionTask
@@ -342,9 +340,9 @@ def run_infer(
                 ts, read_ns, image = read.popleft()
                 latency.add(time.perf_counter_ns() - read_ns)
                 if write is not None:
-                    write({"frame": count, "ts": ts, **prediction_as_dict(prediction, geometry, spec)})
+                    write({"frame": count, "ts": ts, **prediction.in_frame(geometry).as_dict(spec)})
                 if draw is not None:
-                    draw(draw_prediction(image, prediction, geometry, spec))
+                    draw(prediction.drawn_into(image, geometry, spec))
                 count += 1
                 bar.update(count)
     return {
@@ -370,7 +368,7 @@ def run_evaluate(
         evaluation = evaluate(engine, spec, dataset, only)
     scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
     result = {"task": evaluation.task, "images": evaluation.images, **scores}
-    if evaluation.task != "detect":
+    if not evaluation.by_class:
         return result
     by_size = {size: None if value is None else round(value, 4) for size, value in evaluation.by_size.items()}
     by_class = [

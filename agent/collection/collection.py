@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent.collection.report import MAX_THUMBNAILS, SelectionReport, Thumbnail
 from agent.collection.selection import HELD_OUT_EVERY, TAKEN, FrameSelector, LumaGrid
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections
-from agent.vision.fidelity import is_empty
+from agent.vision.answer import Answer
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
 from calibrate.repair import Extremes, merge_extremes
@@ -139,13 +137,6 @@ class Collected:
     extremes: dict[str, Extremes] = field(default_factory=dict)
 
 
-def shown_classes(reference: Prediction) -> frozenset[int]:
-    """Return the classes that the reference sees; outputs that nobody decodes show none."""
-    if isinstance(reference, Detections):
-        return frozenset(reference.classes.tolist())
-    return frozenset((reference.class_id,)) if isinstance(reference, Classification) else frozenset()
-
-
 class SharedCollection:
     """The frames of all cameras for the next calibration, chosen by a `FrameSelector`. Any thread may use it."""
 
@@ -193,7 +184,7 @@ class SharedCollection:
                 self._start(hurried=False)
             self._alerted.add(camera)
 
-    def add(self, frame: Frame, tensor: Array, seen: Observation, reference: Prediction) -> None:
+    def add(self, frame: Frame, tensor: Array, seen: Observation, reference: Answer) -> None:
         """Add an observed frame, its network input and the answer of the reference, if it is chosen.
 
         From a warning on frames are chosen at once, so that by the alarm most of the collection is complete.
@@ -201,9 +192,9 @@ class SharedCollection:
         with self._lock:
             grid = LumaGrid.from_image(frame.image)
             hurried = self._hurried or bool(self._alerted)
-            if self._selector.consider(self._clock(frame), grid, shown_classes(reference), hurried) != TAKEN:
+            if self._selector.consider(self._clock(frame), grid, reference.classes_seen, hurried) != TAKEN:
                 return
-            self._set.add(tensor, seen, informative=not is_empty(reference))
+            self._set.add(tensor, seen, informative=not reference.is_empty)
             if self._thumbnails is not None:
                 self._thumbnails.offer(lambda: Thumbnail.from_image(frame.ts, grid.brightness, frame.image))
 

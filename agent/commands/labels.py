@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from agent.contract.commands import LabelledBox, Labels
 from agent.contract.wire import MessageError
-from agent.monitoring.accuracy import LabelsError, LiveAccuracy, Truth
-from agent.vision.detections import LabelledBoxes
+from agent.monitoring.accuracy import LabelsError, LiveAccuracy
+from agent.vision.labels import LabelError, Truth
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 
 _SILENCE_S = 60.0  # between two reports of one error code
@@ -40,7 +39,7 @@ class LabelsInbox:
         """Apply a message; `now_s` is monotonic time."""
         try:
             self._apply(payload, retained)
-        except (LabelsError, MessageError) as error:
+        except (LabelsError, LabelError, MessageError) as error:
             self._unreported[error.code] += 1
             self._latest[error.code] = error
         self.tick(now_s)
@@ -68,24 +67,9 @@ class LabelsInbox:
             accuracy.label_ts(message.ts, truth)
 
     def _truth(self, labels: int | str | list[LabelledBox]) -> Truth:
-        task = self.spec.task
-        if task == "classify" and not isinstance(labels, list):
-            return self._class_id(labels)
-        if task == "detect" and isinstance(labels, list):
-            boxes = np.array([label.box for label in labels], np.float32).reshape(-1, 4)
-            classes = np.array([self._class_id(label.class_) for label in labels], np.int64)
-            return LabelledBoxes(boxes=boxes, classes=classes)
-        shapes = {"classify": "a class id or name", "detect": 'a list of {"class", "box"}', "raw": "none"}
-        found = "labels that are a list of boxes" if isinstance(labels, list) else "labels that are a class"
-        raise LabelsError("labels.task", f"{found}, for task {task}", shapes[task], "correct the sender")
-
-    def _class_id(self, label: int | str) -> int:
-        names = self.spec.labels
-        if isinstance(label, str):
-            if label in names:
-                return names.index(label)
-        elif not names or label < len(names):
-            return label
-        expected = f"one of {len(names)} classes of the model spec, by id or name" if names else "a class id"
-        shown = f"{label[:64]!a}" if isinstance(label, str) else label
-        raise LabelsError("labels.class", f"class {shown}", expected, "correct the sender, or labels in the model spec")
+        kind = open_task(self.spec).labels
+        if kind is None:
+            found = f"labels for a model of task {self.spec.task}"
+            raise LabelError("labels.task", found, "none: this task has no labels", "correct the sender")
+        document = [each.model_dump(by_alias=True) for each in labels] if isinstance(labels, list) else labels
+        return kind.read(document, self.spec.labels)

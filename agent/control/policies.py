@@ -18,9 +18,10 @@ from agent.common.errors import AgentError, CommandError
 from agent.common.state_files import StateFile
 from agent.config import Config
 from agent.contract.commands import PolicyArgs
-from agent.labelling.truth import check_class, class_name, parse_class
-from agent.vision.policy import Policy, Polygon, apply_policy
+from agent.vision.labels import class_id, class_name
+from agent.vision.policy import Policy, Polygon
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.opening import open_task
 
 FILE = "policies.json"
 _SCHEMA = 1
@@ -35,6 +36,7 @@ class Policies:
         Raises AgentError: `policies.schema` for a file of a newer tared.
         """
         self._spec = config.model
+        self._task = open_task(config.model)
         self._device = config.mqtt.device
         self._cameras = {camera.name: camera.region for camera in config.every_camera}
         path = config.state_dir / FILE
@@ -48,7 +50,7 @@ class Policies:
         policy = self._in_frames.get(served.engine_id)
         if policy is None:
             return served
-        result = apply_policy(policy, served.result, served.frame.camera, served.geometry)
+        result = served.result.shown(policy, served.frame.camera, served.geometry)
         return replace(served, result=result)
 
     def in_frames(self, artefact: str) -> Policy:
@@ -148,17 +150,16 @@ class Policies:
     def _checked(self, args: PolicyArgs) -> Policy:
         """Return the policy that is stated. Raises CommandError (`command.policy`)."""
         spec = self._spec
-        if spec.task == "raw":
-            expected = "task classify or detect"
+        if not self._task.policy_keys:
             raise _refusal(
-                "a policy for a model of task raw",
-                expected,
-                "leave the policy out: raw outputs have no classes or scores",
+                f"a policy for a model of task {spec.task}",
+                "a task whose answers have classes or scores",
+                "leave the policy out",
             )
-        threshold = args.score_threshold
-        if spec.task == "detect" and threshold is not None and threshold < spec.score_threshold:
+        threshold, least = args.score_threshold, self._task.least_score
+        if threshold is not None and threshold < least:
             found = f"score_threshold={threshold:g}"
-            expected = f"{spec.score_threshold:g} or more, from which on the model spec decodes answers"
+            expected = f"{least:g} or more, from which on the model spec decodes answers"
             raise _refusal(found, expected, "lower score_threshold in the model spec, or raise that of the policy")
         return Policy(threshold, self._classes(args), self._masks(args))
 
@@ -167,21 +168,17 @@ class Policies:
             return None
         labels = self._spec.labels
         try:
-            return frozenset(
-                parse_class(each, labels) if isinstance(each, str) else check_class(each, labels)
-                for each in args.classes
-            )
+            return frozenset(class_id(each, labels) for each in args.classes)
         except AgentError as error:
             raise _refusal(error.found, error.expected, error.remedy) from None
 
     def _masks(self, args: PolicyArgs) -> Mapping[str, list[Polygon]]:
         if not args.masks:
             return {}
-        if self._spec.task != "detect":
-            found = "masks of a model of task classify"
+        if "masks" not in self._task.policy_keys:
             raise _refusal(
-                found,
-                "a model of task detect: a mask leaves out boxes",
+                f"masks of a model of task {self._spec.task}",
+                "a task that finds objects: a mask leaves out those in it",
                 "use camera.masks in config.yaml, which paint over the frame",
             )
         names = " or ".join(map(repr, self._cameras))

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.common.latency import LoopSample
 from agent.monitoring.estimates import Estimate
-from agent.vision.fidelity import MatchCounts
+from agent.vision.answer import MatchCounts
 from calibrate.statistics.evidence import Interval
 
 

@@ -33,6 +33,7 @@ from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import BLIND, FROZEN
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
+from agent.vision.tasks.opening import open_task
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Triggers:
 
         A covered lens shows nothing, whatever a classifier makes of it. A dark street with detected cars counts.
         """
-        detects = self.config.model.task == "detect" and state.informative > 0
+        detects = open_task(self.config.model).finds_objects and state.informative > 0
         return not state.view.trouble or (state.view.trouble == BLIND and detects)
 
     def _are_same_views(self, states: CameraStates) -> bool:

@@ -44,7 +44,7 @@ from agent.results.preview import Preview
 from agent.results.snapshot import annotate, encode_jpeg
 from agent.serving.pipeline import Feed, Pipeline
 from agent.uplink.link import MqttLink
-from agent.vision.policy import Show, as_served
+from agent.vision.task import Show, as_served
 from calibrate.threshold import parse_method
 from engines.calibration import Calibration
 

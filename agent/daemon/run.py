@@ -32,7 +32,6 @@ from agent.models.external_data import external_names
 from agent.models.model import Model, open_model, read_plan, slower_here
 from agent.models.model_watch import content_of
 from agent.models.offline_work import not_used
-from agent.monitoring.accuracy import Truth
 from agent.mqtt.client import Endpoint
 from agent.results.file_output import ResultsFile
 from agent.results.mqtt_output import ResultsTopic
@@ -45,7 +44,8 @@ from agent.uplink.home_assistant import Discovery
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.validation.verdict import MIN_INFORMATIVE
-from agent.vision.detections import LabelledBoxes
+from agent.vision.labels import Truth
+from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.board import board
@@ -141,14 +141,15 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
             birth = birth.model_copy(update={"model": model.sha256})
             summary = serve()
     camera = config.every_camera[0]
-    boxes = {frame: truth for frame, truth in labels.get(camera.name, {}).items() if isinstance(truth, LabelledBoxes)}
-    reviewed = config.model.task == "detect" and camera.name in labels and len(config.every_camera) == 1
+    kind = open_task(config.model).labels
+    unnamed = kind.unnamed if kind is not None else None  # nothing is there
+    reviewed = unnamed is not None and camera.name in labels and len(config.every_camera) == 1
     if reviewed and not camera.loop and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
             with closing(Panel(model, backend, artefacts)) as panel:
-                summary.accuracy = review(panel, camera.to_source(), boxes, summary.periods())
+                summary.accuracy = review(panel, camera.to_source(), labels[camera.name], unnamed, summary.periods())
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good: return its summary
     summary.backend = chosen.text

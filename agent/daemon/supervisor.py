@@ -39,7 +39,6 @@ from agent.labelling.store import LabelStore
 from agent.models.engine_service import EngineService
 from agent.models.model import Model
 from agent.models.model_watch import ModelWatch
-from agent.monitoring.accuracy import Truth
 from agent.monitoring.camera_monitor import CameraStates, least_faithful
 from agent.monitoring.history import History
 from agent.results.preview import Preview
@@ -48,6 +47,8 @@ from agent.serving.pipeline import Pipeline, total_frames
 from agent.system.process import handling_signals, notify_service_manager
 from agent.uplink.link import MqttLink
 from agent.uplink.reporter import Reporter
+from agent.vision.labels import Truth
+from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 from engines.interface import Backend
 from engines.store.artefact import Store
@@ -222,9 +223,9 @@ class Supervisor:
         self._has_whole_recordings = not frame_limit and not self._pipeline.is_live
 
     def _draw_for_labels(self, model: Model) -> None:
-        """Let the observer draw frames for people to label; raw outputs have no labels."""
+        """Let the observer draw frames for people to label. Some tasks have no labels."""
         config = self._config
-        if model.spec.task == "raw":
+        if open_task(model.spec).labels is None:
             return
         store = LabelStore(config.state_dir, model.sha256, model.spec.task)
         sampler = FrameSampler(

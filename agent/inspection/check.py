@@ -24,25 +24,25 @@ from agent.inspection.alternatives import Alternative, alternatives, unchanged
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
 from agent.inspection.spec_guess import Head, fitting_heads
-from agent.inspection.sureness import FEW, LEAST, NO_SURENESS, Finding, Sureness, compare, measure, probabilities
+from agent.inspection.sureness import FEW, LEAST, NO_SURENESS, Finding, Sureness, compare, measure
 from agent.models.model import open_model
-from agent.vision.decode import Prediction, prediction_as_dict
+from agent.vision.answer import Answer
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec, load_model_spec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.opening import open_task
 from engines.interface import Array, BackendOptions, Engine
 from engines.registry import open_backend
 
 _ROUNDS = 3
 _COLUMNS = 80  # width of the table, in characters
 _TOP_CLASSES = 5
-_COUNTS = {"detect": 32, "classify": 128, "raw": 1}  # a class is one answer a frame, mostly all or nothing
 
 Image = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answered:
     """The network's input for one frame, and its answer.
 
     Args:
@@ -52,7 +52,7 @@ class Answer:
 
     tensor: Array
     outputs: Mapping[str, Array]
-    prediction: Prediction
+    prediction: Answer
     geometry: Geometry
     classes: Sequence[tuple[str, float]] = ()
 
@@ -62,7 +62,7 @@ class Row:
     """A spec that was tried.
 
     Args:
-        sureness: nothing for task `raw`.
+        sureness: nothing where nothing says it.
         finding: compared with the surest spec of the rounds before; empty for the spec as written.
     """
 
@@ -88,7 +88,7 @@ class Check:
     rows: tuple[Row, ...]
     surest: Row
     frame: Image
-    answers: tuple[Answer, ...]
+    answers: tuple[Answered, ...]
     faults: tuple[str, ...]
 
     @property
@@ -97,8 +97,8 @@ class Check:
 
     @property
     def is_compared(self) -> bool:
-        """False for task `raw`, of which nothing says how sure it is."""
-        return self.written.task != "raw"
+        """False where nothing says how sure the model is."""
+        return open_task(self.written).can_be_sure
 
     @property
     def lines(self) -> list[str]:
@@ -156,7 +156,7 @@ class Check:
             "specs": rows,
             "outputs": [dict(zip(("name", "shape", *_RANGE), row, strict=True)) for row in self.ranges],
             "faults": list(self.faults),
-            "answer": prediction_as_dict(first.prediction, first.geometry, self.written) if self.is_compared else None,
+            "answer": first.prediction.in_frame(first.geometry).as_dict(self.written) if self.is_compared else None,
         }
 
     @property
@@ -209,16 +209,17 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
     is_guessed = target.suffix == ".onnx"
     spec = inspect_model(target).spec() if is_guessed else load_model_spec(target)
     model = open_model(spec)
-    count = count or _COUNTS[spec.task]
+    task = open_task(spec)
+    count = count or task.frames_to_check
     images = []
     with progress("reading frames", min(count, source_length(source) or count)) as bar:
         for image in read_spread(source, count):
             images.append(image)
             bar.update(len(images))
-    heads = fitting_heads(read_facts(spec.path)) if spec.task == "detect" else ()
+    heads = fitting_heads(read_facts(spec.path)) if spec.decoder is not None else ()
     written = unchanged(spec, is_guessed)
     with closing(open_backend("onnxruntime", BackendOptions(threads)).load(model.master.SerializeToString())) as engine:
-        if spec.task == "raw":
+        if not task.can_be_sure:
             surest = Row(written, NO_SURENESS)
             rows = [surest]
         else:
@@ -279,26 +280,24 @@ def _same_input(engine: Engine, first: ModelSpec, second: ModelSpec, images: Seq
     )
 
 
-def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answer:
+def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answered:
     task = VisionTask(spec, engine.inputs, engine.outputs)
     tensor, geometry = task.preprocess(image)
     outputs = engine.infer(tensor)
-    classes: list[tuple[str, float]] = []
-    if spec.task == "classify":
-        each = np.nan_to_num(probabilities(task, engine, image))
-        classes = [(spec.label(int(index)), float(each[index])) for index in (-each).argsort()[:_TOP_CLASSES]]
-    return Answer(tensor.copy(), outputs, task.decode(outputs, tensor.shape), geometry, classes)
+    each = np.nan_to_num(open_task(spec).probabilities(outputs))
+    classes = [(spec.label(int(index)), float(each[index])) for index in (-each).argsort()[:_TOP_CLASSES]]
+    return Answered(tensor.copy(), outputs, task.decode(outputs, tensor.shape), geometry, classes)
 
 
 def print_check(check: Check, console: Console) -> None:
     """Print a check for people: a table of at most 80 columns, the verdict, and the lines of YAML to change."""
     if check.is_compared:
-        is_detector = check.written.task == "detect"
-        objects = ("surest object",) if is_detector else ()
+        finds_objects = open_task(check.written).finds_objects
+        objects = ("surest object",) if finds_objects else ()
         heads: tuple[str, ...] = (f"frames: {check.frames}", "sureness", *objects, "than the surest above")
         rows = []
         for row in check.rows:
-            top = [f"{row.sureness.top:.2f}"] if is_detector else []
+            top = [f"{row.sureness.top:.2f}"] if finds_objects else []
             rows.append([row.alternative.name, f"{row.sureness.mean:.2f}", *top, row.finding or ""])
     else:
         heads = ("output", "shape", *_RANGE)

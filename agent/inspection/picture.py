@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 
 from agent.common.errors import AgentError
-from agent.inspection.check import Answer, Check, Row
-from agent.vision.drawing import COLORS, Color, Picture, draw_prediction, input_picture, scaled
+from agent.inspection.check import Answered, Check, Row
+from agent.vision.drawing import COLORS, Color, Picture, input_picture, scaled
 
 _COLUMNS = 3
 _TILE_PX, _TALLEST_PX = 480, 340  # width, and most height, of a tile's picture
@@ -109,9 +109,9 @@ def _row(tiles: Sequence[_Tile], width: int) -> Picture:
     return canvas
 
 
-def _answer_tile(check: Check, row: Row, answer: Answer, title: str) -> _Tile:
+def _answer_tile(check: Check, row: Row, answer: Answered, title: str) -> _Tile:
     spec = row.alternative.spec
-    picture = draw_prediction(check.frame, answer.prediction, answer.geometry, spec, _fit(check.frame))
+    picture = answer.prediction.drawn_into(check.frame, answer.geometry, spec, _fit(check.frame))
     if answer.classes:
         picture = _with_classes(scaled(check.frame, _fit(check.frame)), answer.classes)
     note = f"sureness {row.sureness.mean:.2f}" + (f": {row.finding}" if row.finding else "")
@@ -136,7 +136,7 @@ def _facts(check: Check) -> Picture:
     spec, image = check.written, check.written.input
     lines = [f"task {spec.task}" + (f", decoder {spec.decoder}" if spec.decoder else "")]
     lines += [f"{key}: {_short(value)}" for key, value in image.model_dump(mode="json", exclude={"multiple"}).items()]
-    if spec.task == "detect":
+    if spec.decoder is not None:
         lines.append(f"score above {spec.score_threshold:g}, IoU {spec.iou_threshold:g}, nms {spec.suppression}")
     lines.append("")
     for name, shape, *figures in check.ranges:

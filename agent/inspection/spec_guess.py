@@ -19,8 +19,8 @@ import numpy as np
 
 from agent.common.errors import ConfigError
 from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
-from agent.vision.decode import class_count
 from agent.vision.decoders import BUILTIN_DECODERS
+from agent.vision.tasks.classify import class_count
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]}
@@ -255,7 +255,7 @@ def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     names = class_names(facts)
     if names and head.task != "raw":
         yield Guess("labels", list(names), "sure" if len(names) == head.classes else "guess", "its metadata name them")
-    if head.task == "detect":
+    if head.decoder is not None:
         yield Guess("score_threshold", convention.score, "guess", as_peer)
         yield Guess("iou_threshold", convention.iou, "guess", as_peer)
 

@@ -21,19 +21,18 @@ frame has to be surer too, else the spec only finds more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.vision.decode import class_probabilities
-from agent.vision.detections import Detections, iou_matrix
-from agent.vision.fidelity import MATCH_IOU
+from agent.vision.answer import Answer
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from engines.interface import Engine
+from agent.vision.tasks.opening import open_task
+from engines.interface import Array, Engine
 
 MARGIN = 1.1
 CHANCE = 0.003
@@ -41,7 +40,6 @@ FEW = 8
 FEW_MARGIN = 2.0
 LEAST = 0.02  # a frame; below it, nothing is found that could be compared
 _EXACT = 50  # differences; of more, the normal distribution is as good
-_TILES = 32  # along each side of a frame that is put in disorder
 
 Image = NDArray[np.uint8]
 Means = NDArray[np.float64]
@@ -77,9 +75,14 @@ def measure(engine: Engine, spec: ModelSpec, images: Iterable[Image]) -> Surenes
 
     Raises ConfigError as `VisionTask` where the spec does not fit the engine.
     """
-    task = VisionTask(spec, engine.inputs, engine.outputs)
-    find = _class_confidence if spec.task == "classify" else _detections_confidence
-    found = np.array([find(task, engine, image) for image in images])
+    vision, task = VisionTask(spec, engine.inputs, engine.outputs), open_task(spec)
+
+    def see(image: Image) -> tuple[Mapping[str, Array], Answer]:
+        tensor, geometry = vision.preprocess(image)
+        outputs = engine.infer(tensor)
+        return outputs, vision.decode(outputs, tensor.shape).in_frame(geometry)
+
+    found = np.array([task.confirmed(see, image) for image in images])
     return Sureness(found[:, 0], found[:, 1])
 
 
@@ -103,55 +106,3 @@ def _is_above(ours: Means, theirs: Means) -> bool:
     differences = (ours - theirs)[ours != theirs]
     method = "exact" if len(differences) <= _EXACT else "auto"
     return bool(wilcoxon(differences, alternative="greater", method=method).pvalue < CHANCE)
-
-
-def _detections_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[float, float]:
-    """Return a frame's sureness, and the largest confirmed confidence of its detections."""
-    seen, seen_at = task.infer(engine, image)
-    mirrored, mirrored_at = task.infer(engine, np.ascontiguousarray(image[:, ::-1]))
-    assert isinstance(seen, Detections)
-    assert isinstance(mirrored, Detections)
-    if not len(seen) or not len(mirrored):
-        return 0.0, 0.0
-    width = np.float32(image.shape[1])
-    boxes = mirrored_at.to_frame(mirrored.boxes)
-    boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
-    overlaps = iou_matrix(seen_at.to_frame(seen.boxes), boxes)
-    overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != mirrored.classes)] = 0.0
-    # Scores are sigmoids or probabilities; a decoder that misreads an output may give more than 1.
-    first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, mirrored))
-    confirmed = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1)
-    share = 2.0 * confirmed.sum() / (first.sum() + second.sum())
-    return float(np.square(confirmed).sum() * share), float(confirmed.max())
-
-
-def _class_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[float, float]:
-    """Return the confirmed confidence of the class that a frame and its mirror image agree on best, twice."""
-    views = image, np.ascontiguousarray(image[:, ::-1]), disordered(image)
-    seen, mirrored, scattered = (probabilities(task, engine, view) for view in views)
-    agreed = np.sqrt(seen * mirrored)
-    class_id = int(agreed.argmax())
-    confidence = float(agreed[class_id] - np.sqrt(seen[class_id] * scattered[class_id]))
-    confidence = max(0.0, confidence) if np.isfinite(confidence) else 0.0
-    return confidence, confidence
-
-
-def probabilities(task: VisionTask, engine: Engine, image: Image) -> Means:
-    """Return a classifier's probability of each class (classes,)."""
-    tensor, _ = task.preprocess(image)
-    (output,) = engine.infer(tensor).values()
-    return class_probabilities(output[0])
-
-
-def disordered(image: Image) -> Image:
-    """Return a copy of a frame whose tiles have changed places; the strip that fills no tile stays."""
-    height, width = (max(1, side // _TILES) for side in image.shape[:2])
-    rows, columns = image.shape[0] // height, image.shape[1] // width
-    whole = image[: rows * height, : columns * width]
-    tiles = whole.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
-    shuffled = tiles[np.random.default_rng(0).permutation(len(tiles))]
-    copy: Image = image.copy()
-    copy[: rows * height, : columns * width] = (
-        shuffled.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(whole.shape)
-    )
-    return copy

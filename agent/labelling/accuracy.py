@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.labelling.store import Answer, Cell, Counted, DrawnFrame, Truth
-from agent.vision.decode import Classification
-from agent.vision.detections import Detections, LabelledBoxes, match
-from agent.vision.fidelity import MATCH_IOU
+from agent.labelling.store import Cell, Counted, DrawnFrame
+from agent.vision.answer import Hits
 from calibrate.statistics.evidence import Interval
 from calibrate.statistics.sampling import STRATA, Ratio, SampledTotals
 
@@ -83,12 +81,6 @@ def _rounded(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in items}
 
 
-def score(answer: Answer, truth: Truth) -> float | None:
-    """Return the score of one answer in [0, 1]; None where there is nothing, and nothing was found."""
-    values = count_frame(answer, truth, [])[0]
-    return float(values[0]) if values[1] else None
-
-
 def measured_accuracy(
     frames: Sequence[DrawnFrame],
     labels: Sequence[str] = (),
@@ -104,12 +96,13 @@ def measured_accuracy(
     labelled = [frame for frame in passed if frame.label is not None]
     if not labelled:
         return None
-    classes = sorted({each for frame in labelled for each in _classes_in(frame)})
+    hits = [(frame.served.hits(frame.label), frame.reference.hits(frame.label)) for frame in labelled]
+    classes = sorted({int(each) for pair in hits for one in pair for each in (*one.found, *one.shown)})
     cells: dict[Cell, SampledTotals] = {}
-    for frame in labelled:
-        assert frame.label is not None
+    for frame, pair in zip(labelled, hits, strict=True):
         totals = cells.setdefault(frame.cell, SampledTotals(1 + len(classes), 2 * _COUNTS))
-        counts = np.hstack([count_frame(each, frame.label, classes) for each in (frame.served, frame.reference)])
+        scores = (frame.served.accuracy(frame.label), frame.reference.accuracy(frame.label))
+        counts = np.hstack([count_frame(*each, classes) for each in zip(scores, pair, strict=True)])
         totals.add(frame.stratum, frame.weight, frame.probability, frame.seen, counts.tolist())
 
     def total(parts: Iterable[SampledTotals]) -> SampledTotals:
@@ -151,40 +144,18 @@ def up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:
     return counted
 
 
-def _classes_in(frame: DrawnFrame) -> Iterable[int]:
-    for each in (frame.served, frame.reference, frame.label):
-        if isinstance(each, LabelledBoxes):
-            yield from each.classes.tolist()
-        elif isinstance(each, Classification):
-            yield each.class_id
-        elif each is not None:
-            yield each
-
-
-def count_frame(answer: Answer, truth: Truth, classes: Sequence[int]) -> NDArray[np.float64]:
+def count_frame(score: float | None, hits: Hits, classes: Sequence[int]) -> NDArray[np.float64]:
     """Return (1 + classes, _COUNTS): of the whole frame, then of each class, which has no score of its own."""
-    found, shown, hit = _objects(answer, truth)
     numbers = np.array(classes, np.int64)[:, np.newaxis]
-    of_found = np.concatenate([np.ones((1, len(found)), np.bool_), found == numbers])
-    of_shown = np.concatenate([np.ones((1, len(shown)), np.bool_), shown == numbers])
+    of_found = np.concatenate([np.ones((1, len(hits.found)), np.bool_), hits.found == numbers])
+    of_shown = np.concatenate([np.ones((1, len(hits.shown)), np.bool_), hits.shown == numbers])
     counts = np.zeros((1 + len(classes), _COUNTS))
-    counts[:, 2] = (of_found & hit).sum(axis=1)
+    counts[:, 2] = (of_found & hits.right).sum(axis=1)
     counts[:, 3] = of_found.sum(axis=1) - counts[:, 2]
     counts[:, 4] = of_shown.sum(axis=1) - counts[:, 2]
-    hits, extra, missed = counts[0, 2:]
-    if hits + extra + missed:
-        counts[0, :2] = 2.0 * hits / (2.0 * hits + extra + missed), 1.0
+    if score is not None:
+        counts[0, :2] = score, 1.0
     return counts
-
-
-def _objects(answer: Answer, truth: Truth) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the classes found, the classes that are there, and which of those found are true."""
-    if isinstance(answer, Detections):
-        assert isinstance(truth, LabelledBoxes), "labels are of the model's task"
-        return answer.classes, truth.classes, match(answer, truth, MATCH_IOU)
-    assert isinstance(truth, int), "labels are of the model's task"
-    found, shown = np.array([answer.class_id], np.int64), np.array([truth], np.int64)
-    return found, shown, found == shown
 
 
 def _ratio(numerator: Iterable[int], denominator: Iterable[int]) -> Ratio:

@@ -27,9 +27,7 @@ from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response
 from agent.common.timing import Backoff, RetryState
-from agent.labelling.store import DrawnFrame, LabelStore, truth_document
-from agent.labelling.truth import check_truth
-from agent.vision.detections import Detections
+from agent.labelling.store import DrawnFrame, LabelStore
 from calibrate.errors import TaredError
 
 _POLICY = (
@@ -119,7 +117,7 @@ class LabelPage:
         if path in _FILES:
             return response(HTTPStatus.OK, _template(path).encode(), _FILES[path], *_POLICY)
         if path == "model":
-            return _respond_json({"task": self._store.task, "labels": [*self._labels]})
+            return _respond_json({"task": self._store.task, "form": self._store.kind.form, "labels": [*self._labels]})
         if path == "waiting":
             return _respond_json(self._state(None))
         if folder == "frames":
@@ -127,10 +125,10 @@ class LabelPage:
         if folder == "pictures":
             return response(HTTPStatus.OK, self._store.picture(_number(name)), "image/jpeg", *_POLICY)
         if folder == "reference":
-            reference = self._frame(_number(name)).reference
-            if not isinstance(reference, Detections):
-                raise RefusedRequest(HTTPStatus.NOT_FOUND, "a detector's frames have boxes, these have a class")
-            return _respond_json(truth_document(reference))
+            kind, reference = self._store.kind, self._frame(_number(name)).reference
+            if kind.form != "boxes":
+                raise RefusedRequest(HTTPStatus.NOT_FOUND, "these frames have a class; expected frames with boxes")
+            return _respond_json(kind.document(reference))
         raise RefusedRequest(HTTPStatus.NOT_FOUND, "no such page")
 
     def _set(self, request: Request, path: str, body: bytes) -> bytes:
@@ -148,7 +146,7 @@ class LabelPage:
         if not isinstance(document, dict) or ("label" in document) == (document.get("skip") is True):
             raise RefusedRequest(HTTPStatus.BAD_REQUEST, 'expected {"label": ...} or {"skip": true}')
         if "label" in document:
-            truth = check_truth(document["label"], self._store.task, (frame.height, frame.width), self._labels)
+            truth = self._store.kind.read(document["label"], self._labels, (frame.height, frame.width))
             self._store.label(frame.id, truth, document.get("suggested") is True)
         else:
             self._store.skip(frame.id)
@@ -171,22 +169,21 @@ class LabelPage:
             "drawn": len(frames),
             "done": sum(not each.is_waiting for each in frames),
             "previous": before[-1] if before else None,
-            "frame": _frame_document(shown) if shown is not None else None,
+            "frame": self._frame_document(shown) if shown is not None else None,
         }
 
-
-def _frame_document(frame: DrawnFrame) -> dict[str, Any]:
-    """Return what the page shows of a frame; no engine's answer, which a label must not follow."""
-    return {
-        "id": frame.id,
-        "camera": frame.camera,
-        "drawn": time.strftime("%Y-%m-%d %H:%M", time.localtime(frame.drawn_s)),
-        "width": frame.width,
-        "height": frame.height,
-        "label": truth_document(frame.label) if frame.label is not None else None,
-        "suggested": frame.suggested,
-        "skipped": frame.skipped,
-    }
+    def _frame_document(self, frame: DrawnFrame) -> dict[str, Any]:
+        """Return what the page shows of a frame; no engine's answer, which a label must not follow."""
+        return {
+            "id": frame.id,
+            "camera": frame.camera,
+            "drawn": time.strftime("%Y-%m-%d %H:%M", time.localtime(frame.drawn_s)),
+            "width": frame.width,
+            "height": frame.height,
+            "label": self._store.kind.document(frame.label) if frame.label is not None else None,
+            "suggested": frame.suggested,
+            "skipped": frame.skipped,
+        }
 
 
 def _number(text: str) -> int:

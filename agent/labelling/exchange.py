@@ -17,10 +17,10 @@ from typing import Any
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import AgentError
-from agent.labelling.store import DrawnFrame, LabelStore, Truth
-from agent.labelling.truth import check_boxes, class_name, is_same, parse_class
+from agent.labelling.store import DrawnFrame, LabelStore
+from agent.vision.boxes import LabelledBoxes
 from agent.vision.coco import Instances, read_instances
-from agent.vision.detections import LabelledBoxes
+from agent.vision.labels import LabelKind, Truth, class_name, parse_class
 from engines.store.files import staging
 
 INSTANCES = "instances.json"
@@ -38,21 +38,21 @@ def export_frames(store: LabelStore, labels: Sequence[str], folder: Path, with_l
     if os.path.lexists(folder):
         raise AgentError("labelling.exists", f"{folder} is there already", "a new folder", "name another with --export")
     wanted = [each for each in store.frames() if each.is_waiting or (with_labelled and each.label is not None)]
-    if store.task == "classify":
+    if store.kind.form == "class":
         _check_names(labels)
     written: list[DrawnFrame] = []
     with staging(folder) as staged:
         staged.chmod(0o700)  # pictures: for their owner
-        for name in (UNLABELLED, *labels) if store.task == "classify" else ():
+        for name in (UNLABELLED, *labels) if store.kind.form == "class" else ():
             (staged / name).mkdir(exist_ok=True)
         for frame in wanted:
             with suppress(AgentError):  # its picture is gone
-                place = staged / _place(frame, store.task, labels)
+                place = staged / _place(frame, store.kind.form, labels)
                 picture = store.picture(frame.id)
                 place.parent.mkdir(exist_ok=True)
                 place.write_bytes(picture)
                 written.append(frame)
-        if store.task == "detect":
+        if store.kind.form == "boxes":
             (staged / INSTANCES).write_text(json.dumps(_coco_document(written, labels), indent=1) + "\n", "utf-8")
     return {"folder": str(folder), "images": len(written), "without_picture": len(wanted) - len(written)}
 
@@ -71,7 +71,9 @@ def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> dict[
     malformed.
     """
     drawn = {frame.id: frame for frame in store.frames()}
-    truths, listed = _read_folders(path, labels) if store.task == "classify" else _read_coco(path, labels, drawn)
+    truths, listed = (
+        _read_folders(path, labels) if store.kind.form == "class" else _read_coco(path, labels, drawn, store.kind)
+    )
     known = {number: truth for number, truth in truths.items() if number in drawn}
     if not known:
         raise _refusal(
@@ -79,19 +81,25 @@ def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> dict[
             "image names as in the export, such as 00000012.jpg",
             "import labels of an export of this board, for this model",
         )
-    changed = {number: truth for number, truth in known.items() if not is_same(drawn[number].label, truth)}
+    changed = {
+        number: truth
+        for number, truth in known.items()
+        if drawn[number].label is None or not store.kind.is_same(drawn[number].label, truth)
+    }
     store.label_all(changed)
     replaced = sum(drawn[number].label is not None for number in changed)
     return {
         "labelled": len(changed) - replaced,
         "replaced": replaced,
         "unchanged": len(known) - len(changed),
-        "nothing": sum(isinstance(truth, LabelledBoxes) and not len(truth) for truth in known.values()),
+        "nothing": sum(store.kind.is_nothing(truth) for truth in known.values()),
         "unknown": listed - len(known),
     }
 
 
-def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame]) -> tuple[Mapping[int, Truth], int]:
+def _read_coco(
+    path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame], kind: LabelKind[Any, Any]
+) -> tuple[Mapping[int, Truth], int]:
     """Return labels by the number in the file's name, and how many images are listed, also those of other names."""
     if path.is_dir() or path.suffix.lower() != ".json":
         raise _refusal(str(path), "the JSON of COCO's instances, for a detector", "give the path of that file")
@@ -111,13 +119,13 @@ def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame
     truths: dict[int, Truth] = {}
     for number, at in _places((image.file_name for image in instances.images), path).items():
         if number in drawn:
-            truths[number] = _boxes(instances, at, class_of, drawn[number], labels)
+            truths[number] = _boxes(instances, at, class_of, drawn[number], kind)
     return truths, len(instances.images)
 
 
 def _boxes(
-    instances: Instances, at: int, class_of: Mapping[int, int], frame: DrawnFrame, labels: Sequence[str]
-) -> LabelledBoxes:
+    instances: Instances, at: int, class_of: Mapping[int, int], frame: DrawnFrame, kind: LabelKind[Any, Any]
+) -> Truth:
     image, rows = instances.images[at], instances.rows[at]
     if (image.width, image.height) != (frame.width, frame.height):
         raise _refusal(
@@ -126,7 +134,9 @@ def _boxes(
             "label pictures of this board, in their own size",
         )
     boxes = zip(instances.classes[rows].tolist(), instances.boxes[rows].tolist(), strict=True)
-    return check_boxes([(class_of[number], box) for number, box in boxes], (frame.height, frame.width), labels)
+    return kind.read(
+        [{"class": class_of[number], "box": box} for number, box in boxes], (), (frame.height, frame.width)
+    )
 
 
 def _read_folders(path: Path, labels: Sequence[str]) -> tuple[Mapping[int, Truth], int]:
@@ -152,10 +162,10 @@ def _places(names: Iterable[str], path: Path) -> dict[int, int]:
     return places
 
 
-def _place(frame: DrawnFrame, task: str, labels: Sequence[str]) -> str:
+def _place(frame: DrawnFrame, form: str, labels: Sequence[str]) -> str:
     """Return where the picture of a frame lies in an export."""
     name = f"{frame.id:08d}.jpg"
-    if task == "detect":
+    if form == "boxes":
         return name
     return f"{class_name(frame.label, labels) if isinstance(frame.label, int) else UNLABELLED}/{name}"
 
@@ -185,7 +195,7 @@ def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str]) -> dict[
         "info": {"description": "Frames that tared has drawn for labelling"},
         "licenses": [],
         "images": [
-            {"id": each.id, "file_name": _place(each, "detect", labels), "width": each.width, "height": each.height}
+            {"id": each.id, "file_name": _place(each, "boxes", labels), "width": each.width, "height": each.height}
             for each in frames
         ],
         "annotations": annotations,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,9 @@ from numpy.typing import NDArray
 
 from agent.labelling.accuracy import up_to_the_first_waiting
 from agent.labelling.store import DrawnFrame
-from agent.vision.detections import Detections, LabelledBoxes, match
-from agent.vision.fidelity import MATCH_IOU
 from agent.vision.policy import Policy
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from calibrate.statistics.evidence import Interval
 from calibrate.statistics.sampling import MIN_LABELS, Ratio, SampledTotals
 
@@ -81,20 +81,9 @@ class _Labelled:
     @classmethod
     def from_frame(cls, frame: DrawnFrame, policy: Policy) -> _Labelled:
         """Take what the policy's classes and masks leave of a frame."""
-        found, truth = frame.served, frame.label
-        if isinstance(found, Detections):
-            assert isinstance(truth, LabelledBoxes), "labels are of the model's task"
-            place = frame.camera, (frame.height, frame.width)
-            found = found[policy.is_wanted(found.boxes, found.classes, *place)]
-            is_shown = policy.is_wanted(truth.boxes, truth.classes, *place)
-            truth = LabelledBoxes(boxes=truth.boxes[is_shown], classes=truth.classes[is_shown])
-            return cls(frame, found.scores, found.classes, match(found, truth, MATCH_IOU), len(truth))
-        assert isinstance(truth, int), "labels are of the model's task"
-        wanted = policy.classes
-        is_found, is_there = (wanted is None or each in wanted for each in (found.class_id, truth))
-        rows = slice(int(is_found))
-        scores, classes = np.array([found.score])[rows], np.array([found.class_id])[rows]
-        return cls(frame, scores, classes, classes == truth, int(is_there))
+        wanted = partial(policy.is_wanted, camera=frame.camera, size=(frame.height, frame.width))
+        hits = frame.served.hits(frame.label, wanted)
+        return cls(frame, hits.scores, hits.found, hits.right, len(hits.shown))
 
     def counts(self, threshold: float) -> tuple[float, float, float]:
         """Return true positives, false positives and false negatives at a threshold.
@@ -121,7 +110,7 @@ def propose(
     labelled = [_Labelled.from_frame(frame, policy) for frame in counted if frame.label is not None]
     if len(labelled) < MIN_FRAMES:
         return None
-    lowest = spec.score_threshold if spec.task == "detect" else 0.0
+    lowest = open_task(spec).least_score
     present = policy.score_threshold if policy.score_threshold is not None else lowest
     threshold = _best_threshold(labelled[::2], lowest, present)
     judged = _totals(labelled[1::2], 0.5, lambda frame: [(*frame.counts(present), *frame.counts(threshold))])

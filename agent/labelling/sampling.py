@@ -17,12 +17,10 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.config import LabellingConfig
-from agent.labelling.accuracy import MeasuredAccuracy, measured_accuracy, score
-from agent.labelling.store import NOTHING_COUNTED, Answer, Cell, Counted, Draw, DrawnFrame, LabelStore, in_frame
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections
+from agent.labelling.accuracy import MeasuredAccuracy, measured_accuracy
+from agent.labelling.store import NOTHING_COUNTED, Cell, Counted, Draw, DrawnFrame, LabelStore
+from agent.vision.answer import Answer
 from agent.vision.drawing import jpeg
-from agent.vision.fidelity import count_matches
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
@@ -74,18 +72,18 @@ class FrameSampler:
         self._revision: tuple[int, float] | None = None
         self._read_at = self._keep_at = 0.0  # monotonic
 
-    def add(self, served: ServedFrame, reference: Prediction, geometry: Geometry | None) -> None:
+    def add(self, served: ServedFrame, reference: Answer, geometry: Geometry | None) -> None:
         """Count an observed frame, and draw it perhaps. An error of the store costs this frame alone.
 
         geometry: Where the frame lies in the reference's network input.
         """
-        answers = in_frame(served.result, served.geometry), in_frame(reference, geometry)
+        answer, right = served.result.in_frame(served.geometry), reference.in_frame(geometry)
         is_pausing = self._storing.code and self._clock.monotonic_s() < self._read_at  # for a while after a failure
-        if answers[0] is None or answers[1] is None or is_pausing:
+        if is_pausing:
             return
         try:
             self._read()
-            self._count(served, answers[0], answers[1])
+            self._count(served, answer, right)
         except AgentError as error:
             self._read_at = self._clock.monotonic_s() + self._storing.note_failure(error)
 
@@ -139,7 +137,7 @@ class FrameSampler:
             for stratum in range(STRATA):
                 self._strata.see(stratum, float(counted.seconds[stratum]))
         for frame in frames:
-            if frame.label is not None and (value := score(frame.served, frame.label)) is not None:
+            if frame.label is not None and (value := frame.served.accuracy(frame.label)) is not None:
                 self._strata.learn(frame.stratum, value)
 
     def _count(self, served: ServedFrame, answer: Answer, reference: Answer) -> None:
@@ -147,7 +145,7 @@ class FrameSampler:
         newest, self._newest[camera] = self._newest.get(camera), ts
         if not self._per_s or self._waiting >= self._config.most_waiting:
             return  # time that no labels speak for
-        sureness = how_sure(answer, reference)
+        sureness = answer.sureness(reference)
         if self._strata is None:
             self._warm_up.append(sureness)
             if len(self._warm_up) == _WARM_UP:
@@ -190,21 +188,3 @@ class FrameSampler:
             self._store.keep_counted(self._counted)
             self._storing.note_success()
         self._keep_at = self._clock.monotonic_s() + _KEPT_EVERY_S
-
-
-def how_sure(served: Answer, reference: Answer) -> float:
-    """Return how sure the answers of both engines are; comparable among frames of one model, the larger the surer.
-
-    - classify: The lower of the two scores; below zero where the classes differ.
-    - detect: Minus the mistakes to expect for each object that the reference sees: what its scores lack to 1, and the
-      detections that only one of the two has.
-    """
-    if isinstance(served, Classification) and isinstance(reference, Classification):
-        if served.class_id == reference.class_id:
-            return min(served.score, reference.score)
-        return -max(served.score, reference.score)
-    assert isinstance(served, Detections)
-    assert isinstance(reference, Detections)
-    matches = count_matches(served, reference)
-    mistakes = float((1.0 - reference.scores).sum()) + matches.false_positives + matches.false_negatives
-    return -mistakes / max(1, len(reference))

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from agent.common.database import Database
 from agent.common.errors import AgentError
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections, LabelledBoxes
-from agent.vision.preprocess import Geometry
+from agent.vision.answer import Answer
+from agent.vision.labels import LabelError, LabelKind, Truth
+from agent.vision.tasks.opening import label_kind
 from calibrate.statistics.sampling import STRATA
 from engines.store.files import remove, replace_files
 
@@ -34,8 +34,6 @@ _PATIENCE_S = 5.0  # for another process, which may write a picture to a slow ca
 _OWNER_ONLY = 0o600
 _OWNERS_FOLDER = 0o700
 
-Truth = int | LabelledBoxes  # a class id, or boxes in frame pixels
-Answer = Classification | Detections  # boxes in frame pixels
 Floats = NDArray[np.float64]
 Cell = tuple[str, str]  # camera, and the artefact in service: its regime
 
@@ -143,7 +141,7 @@ class LabelStore:
     """
 
     def __init__(self, state_dir: Path, model: str, task: str) -> None:
-        """model: the hash of its file. task: "classify" or "detect"."""
+        """model: the hash of its file. task: its name."""
         self.folder = state_dir / FOLDER
         self.task = task
         self._model = model
@@ -156,6 +154,11 @@ class LabelStore:
             pragmas=("journal_mode = WAL", "synchronous = FULL"),
             patience_s=_PATIENCE_S,
         )
+
+    @property
+    def kind(self) -> LabelKind[Any, Any]:
+        """What the label of a frame is."""
+        return label_kind(self.task)
 
     @property
     def exists(self) -> bool:
@@ -226,7 +229,7 @@ class LabelStore:
         size: (height, width) of its picture in pixels. counted: of its cell, with this frame.
         """
         self._make_folder()
-        served, reference = (json.dumps(_answer_document(each)) for each in (draw.served, draw.reference))
+        served, reference = (json.dumps(self.kind.answer_document(each)) for each in (draw.served, draw.reference))
         with self._database.transaction("write") as db:
             added = db.execute(
                 "INSERT INTO frames (model, camera, regime, frame, ts, drawn_s, height, width, stratum, weight, "
@@ -245,7 +248,7 @@ class LabelStore:
         with self._database.transaction("read") as db:
             query = f"SELECT {_FRAME_COLUMNS} FROM frames WHERE model = ? ORDER BY id"
             rows = db.execute(query, (self._model,)).fetchall()
-        return list(_parsed(rows, self.task))
+        return list(_parsed(rows, self.kind))
 
     def label(self, frame: int, truth: Truth, suggested: bool = False) -> None:
         """Set or replace the label of a frame, by its id here. Raises AgentError (`labelling.unknown`) without it."""
@@ -301,7 +304,7 @@ class LabelStore:
         now_s = time.time()
         with self._database.transaction("write") as db:
             for frame, truth in truths.items():
-                label = json.dumps(truth_document(truth)) if truth is not None else None
+                label = json.dumps(self.kind.document(truth)) if truth is not None else None
                 if not db.execute(statement, (label, now_s, suggested, truth is None, self._model, frame)).rowcount:
                     found = f"no frame {frame} of this model in {self._database.path}"
                     remedy = "see them with `tared label --list`"
@@ -317,60 +320,7 @@ class LabelStore:
             raise self._database.access_error("write", error.strerror or str(error)) from error
 
 
-def in_frame(prediction: Prediction, geometry: Geometry | None) -> Answer | None:
-    """Return an answer with boxes in frame pixels; None for raw outputs, which nobody can label.
-
-    geometry: Where the frame lay in the network input; None where boxes are in frame pixels already.
-    """
-    if isinstance(prediction, Classification):
-        return prediction
-    if not isinstance(prediction, Detections):
-        return None
-    boxes = geometry.to_frame(prediction.boxes) if geometry is not None else prediction.boxes
-    return Detections(boxes=boxes, classes=prediction.classes, scores=prediction.scores)
-
-
-def _answer_document(answer: Answer) -> dict[str, Any]:
-    if isinstance(answer, Classification):
-        return {"class": int(answer.class_id), "score": float(answer.score)}
-    return {
-        "boxes": answer.boxes.round(2).tolist(),
-        "classes": answer.classes.tolist(),
-        "scores": answer.scores.round(4).tolist(),
-    }
-
-
-def _parse_answer(document: Mapping[str, Any], task: str) -> Answer:
-    if task == "classify":
-        return Classification(int(document["class"]), float(document["score"]))
-    found = Detections(
-        boxes=np.array(document["boxes"], np.float32).reshape(-1, 4),
-        classes=np.array(document["classes"], np.int64),
-        scores=np.array(document["scores"], np.float32),
-    )
-    if not len(found.boxes) == len(found.classes) == len(found.scores):
-        raise ValueError("boxes, classes and scores of different numbers")
-    return found
-
-
-def truth_document(truth: Truth) -> Any:
-    """Return a label as read_labels of agent/daemon/review.py has it."""
-    if isinstance(truth, LabelledBoxes):
-        boxes = truth.boxes.round(2).tolist()
-        return [{"class": number, "box": box} for number, box in zip(truth.classes.tolist(), boxes, strict=True)]
-    return int(truth)
-
-
-def _parse_truth(document: Any, task: str) -> Truth:
-    if task == "classify":
-        return int(document)
-    return LabelledBoxes(
-        boxes=np.array([each["box"] for each in document], np.float32).reshape(-1, 4),
-        classes=np.array([each["class"] for each in document], np.int64),
-    )
-
-
-def _parsed(rows: Iterable[Sequence[Any]], task: str) -> Iterator[DrawnFrame]:
+def _parsed(rows: Iterable[Sequence[Any]], kind: LabelKind[Any, Any]) -> Iterator[DrawnFrame]:
     for row in rows:
         values = dict(zip(_FRAME_COLUMNS.split(", "), row, strict=True))
         try:
@@ -378,15 +328,15 @@ def _parsed(rows: Iterable[Sequence[Any]], task: str) -> Iterator[DrawnFrame]:
                 **{
                     **values,
                     "seen": [float(each) for each in json.loads(values["seen"])],
-                    "served": _parse_answer(json.loads(values["served"]), task),
-                    "reference": _parse_answer(json.loads(values["reference"]), task),
-                    "label": _parse_truth(json.loads(values["label"]), task) if values["label"] is not None else None,
+                    "served": kind.read_answer(json.loads(values["served"])),
+                    "reference": kind.read_answer(json.loads(values["reference"])),
+                    "label": kind.read(json.loads(values["label"])) if values["label"] is not None else None,
                     "suggested": bool(values["suggested"]),
                     "skipped": bool(values["skipped"]),
                 }
             )
             is_drawn = 0 <= frame.stratum < STRATA and 0.0 < frame.probability <= 1.0 and 0.0 < frame.weight < math.inf
-        except (ValueError, KeyError, TypeError, OverflowError):  # a damaged row costs itself alone
+        except (LabelError, ValueError, KeyError, TypeError, OverflowError):  # a damaged row costs itself alone
             continue
         if is_drawn and len(frame.seen) == STRATA:
             yield frame

@@ -14,27 +14,21 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NoReturn
 
 from agent.common.errors import AgentError
 from agent.monitoring.estimates import Estimate, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile
-from agent.vision.decode import Classification
-from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
-from agent.vision.fidelity import count_matches
+from agent.vision.answer import Answer
+from agent.vision.labels import LabelKind, Truth
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
 from calibrate.statistics.evidence import Interval
 
-MAX_BYTES = 4 * 2**20  # three minutes at 30 frames per second with ten detections each, nearly five with none
-_BASE_BYTES = 480  # size of an answer and its places in the two indexes, beside its boxes
+MAX_BYTES = 6 * 2**20  # three minutes at 30 frames per second with ten detections each, nearly five with none
+_BASE_BYTES = 860  # size of an answer and its places in the two indexes, beside the values of its arrays
 _INTERVALS = 31  # between frames, of which the median counts
 _ARRIVING = 600  # answers that wait for the supervisor, which reads them ten times a second; one that hangs loses some
-
-Truth = int | LabelledBoxes  # a class id, or boxes in frame pixels
 
 
 class LabelsError(AgentError):
@@ -48,35 +42,19 @@ class RecentAnswer:
     frame: int
     ts: float
     engine_id: str
-    _found: int | NDArray[np.float32]  # a class, or (n, 6): x1 y1 x2 y2 as the engine has them, class, score
-    _geometry: Geometry | None = None  # by which boxes come to frame pixels when a label arrives, as few do
+    answer: Answer
+    geometry: Geometry | None = None  # by which places come to frame pixels when a label arrives, as few do
     labelled: bool = False
 
     @classmethod
     def from_served(cls, served: ServedFrame) -> RecentAnswer:
-        """Pack an answer; raw outputs have no labels, and are not accepted."""
-        frame, result = served.frame, served.result
-        if isinstance(result, Classification):
-            return cls(frame.id, frame.ts, served.engine_id, result.class_id)
-        assert isinstance(result, Detections), "raw outputs have no labels"
-        packed = np.empty((len(result), 6), np.float32)
-        packed[:, :4], packed[:, 4], packed[:, 5] = result.boxes, result.classes, result.scores
-        return cls(frame.id, frame.ts, served.engine_id, packed, served.geometry)
-
-    @property
-    def found(self) -> int | Detections:
-        """A class id, or detections in frame pixels."""
-        if isinstance(self._found, int):
-            return self._found
-        boxes, classes, scores = self._found[:, :4], self._found[:, 4].astype(np.int64), self._found[:, 5]
-        if self._geometry is not None:
-            boxes = self._geometry.to_frame(boxes)
-        return Detections(boxes=boxes, classes=classes, scores=scores)
+        """Take what may be labelled later of a frame."""
+        return cls(served.frame.id, served.frame.ts, served.engine_id, served.result, served.geometry)
 
     @property
     def nbytes(self) -> int:
         """Its size in memory, approximately."""
-        return _BASE_BYTES + (0 if isinstance(self._found, int) else self._found.nbytes)
+        return _BASE_BYTES + self.answer.nbytes
 
 
 class RecentAnswers:
@@ -145,9 +123,8 @@ class RecentAnswers:
 class LiveAccuracy:
     """Accuracy of the engine in service.
 
-    - classify: the share of frames whose top-1 is the label.
-    - detect: the mean over frames of F1 at IoU 0.5, as for fidelity, with the labels in the place of the reference.
-      Frames without an object on which nothing was detected are counted apart.
+    It is the mean over frames of the accuracy that an answer's task gives it by the label (`Answer.accuracy`). Frames
+    on which nothing is, and nothing was found, are counted apart.
 
     The mean starts over with every engine. Labels of a frame that an earlier engine answered are accepted and ignored,
     and so are further labels of one frame.
@@ -155,13 +132,13 @@ class LiveAccuracy:
     The frame path calls `add_answer`, which neither waits nor computes; any other thread does the rest.
     """
 
-    def __init__(self, task: str, answers: RecentAnswers | None = None) -> None:
+    def __init__(self, labels: LabelKind[Any, Any] | None, answers: RecentAnswers | None = None) -> None:
         """Args:
-        task: Of the model spec; raw outputs have no labels, and are not kept.
+        labels: Of the model's task; None: it has none, and answers are not kept.
         answers: Keeps those that labels may still come for.
         """
-        self._keeps = task != "raw"
-        self._unnamed = NO_BOXES if task == "detect" else None  # the truth of a recording's frame without labels
+        self._keeps = labels is not None
+        self._unnamed = labels.unnamed if labels is not None else None
         self._arriving: deque[ServedFrame] = deque(maxlen=_ARRIVING)
         self._lock = threading.Lock()  # guards all below; the frame path never takes it
         self.answers = answers if answers is not None else RecentAnswers()
@@ -227,13 +204,7 @@ class LiveAccuracy:
         answer.labelled = True
         if answer.frame < self._first_frame:
             return
-        prediction = answer.found
-        value: float | None
-        if isinstance(prediction, int):
-            value = float(prediction == truth)
-        else:
-            assert isinstance(truth, LabelledBoxes), "labels are read for the task they are of"
-            value = count_matches(prediction, truth).f1 if len(prediction) or len(truth) else None
+        value = answer.answer.in_frame(answer.geometry).accuracy(truth)
         self._mean.add(answer.ts, value)
         self._evidence.note_frame(answer.ts, value)
 

@@ -28,8 +28,7 @@ from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, Sin
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.gains import GainRecord
 from agent.monitoring.view import FROZEN, ViewMonitor, ViewState
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections
+from agent.vision.answer import Answer
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
@@ -297,8 +296,8 @@ class CameraMonitor:
         served: ServedFrame,
         tensor: Array,
         observation: Observation,
-        reference: Prediction,
-        previous: Prediction | None = None,
+        reference: Answer,
+        previous: Answer | None = None,
     ) -> None:
         """Add an observed frame.
 
@@ -322,9 +321,9 @@ class CameraMonitor:
             drift = self._drift
             if served.engine_id != self._watched or drift is None:
                 return
-            agreement = fidelity(served.result, reference, self.spec.min_sqnr_db)
+            agreement = fidelity(served.result, reference)
             if previous is not None:
-                self._paired.add(ts, agreement, fidelity(previous, reference, self.spec.min_sqnr_db))
+                self._paired.add(ts, agreement, fidelity(previous, reference))
             value = None if agreement.is_empty else agreement.value
             self._fidelity.add(ts, value)
             self._evidence.note_frame(ts, value)
@@ -333,7 +332,7 @@ class CameraMonitor:
             if self._classes.values // _KEPT_EVERY > kept:
                 self._evidence.note("classes", self._classes.state())
             features = self._view.features  # the newest frame's
-            if features and self._appearance.add(Appearance.from_features(features, _confidence(reference))):
+            if features and self._appearance.add(Appearance.from_features(features, reference.confidence)):
                 self._evidence.note("appearances", self._appearance.state())
             if drift.update(ts, observation.histograms):
                 self._end_block(ts, drift)
@@ -409,12 +408,3 @@ class CameraMonitor:
 
     def _alert_collection(self) -> None:
         (self.collection.calm if self._drift_name == "calm" else self.collection.alert)(self.camera)
-
-
-def _confidence(reference: Prediction) -> float:
-    """Return the score of the surest answer; NaN where nothing was found, and for raw outputs."""
-    if isinstance(reference, Classification):
-        return reference.score
-    if isinstance(reference, Detections) and len(reference):
-        return float(reference.scores.max())
-    return math.nan

@@ -17,8 +17,7 @@ import numpy as np
 
 from agent.common.state_files import count, finite
 from agent.monitoring.estimates import mean_interval
-from agent.vision.decode import Prediction
-from agent.vision.fidelity import answers
+from agent.vision.answer import Answer
 from calibrate.errors import CalibrationError
 from calibrate.statistics.evidence import LossDetector
 
@@ -98,10 +97,10 @@ class ClassLosses:
         self._seen = 0  # frames with any class
         self.values, self._total = 0, 0.0  # one value for each class of a frame
 
-    def add(self, frame: int, ts: float, served: Prediction, reference: Prediction) -> None:
+    def add(self, frame: int, ts: float, served: Answer, reference: Answer) -> None:
         """Add an observed frame of capture time `ts`; frames of raw outputs have no classes."""
         by_class: dict[int, list[int | None]] = defaultdict(list)
-        for class_id, answer in answers(served, reference):
+        for class_id, answer in reference.pairs(served):
             by_class[class_id].append(answer)
         names = list(by_class)
         if len(names) > _PER_FRAME:

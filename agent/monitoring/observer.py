@@ -31,7 +31,7 @@ from agent.labelling.sampling import FrameSampler
 from agent.monitoring.audit import AuditedFrame, ReferenceAudit
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
 from agent.monitoring.observation_budget import CameraRota, ObservationBudget
-from agent.vision.decode import Prediction
+from agent.vision.answer import Answer
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
@@ -72,7 +72,7 @@ class ObserverThread(threading.Thread):
         config: Config,
         on_change: Callable[[TaredError | None], None],
         preparing: Progress = silent,
-        previous: Callable[[ServedFrame], Prediction | None] = lambda _: None,
+        previous: Callable[[ServedFrame], Answer | None] = lambda _: None,
         open_checked: OpenObserver | None = None,
         audit: StartAudit = lambda _product_bits: None,
         clock: Clock = SYSTEM_CLOCK,

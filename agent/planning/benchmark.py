@@ -30,7 +30,7 @@ from agent.models.build import build_int8
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
 from agent.planning.ladder import Ladder, LadderOptions, Scene
-from agent.vision.decode import Prediction
+from agent.vision.answer import Answer
 from agent.vision.evaluation import evaluate
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec, load_model_spec
@@ -251,14 +251,14 @@ def _answer(
     times_ms: list[list[float]] = [[] for _ in engines]
     agreements: list[list[float]] = [[] for _ in engines]
     rounds = -(-_TIMED // len(images))
-    truths: list[Prediction] = [of_reference.infer(reference, image)[0] for image in images]
+    truths: list[Answer] = [of_reference.infer(reference, image)[0] for image in images]
     with progress("measuring", rounds * len(images)) as bar:
         for number in range(rounds):
             for shown, (image, truth) in enumerate(zip(images, truths, strict=True), start=1):
                 for index, (task, engine) in enumerate(zip(tasks, engines, strict=True)):
                     answer, _ = task.infer(engine, image)
                     times_ms[index].append(1000.0 * task.inferred_s)
-                    agreement = fidelity(answer, truth, spec.min_sqnr_db)
+                    agreement = fidelity(answer, truth)
                     if number == 0 and not agreement.is_empty:
                         agreements[index].append(agreement.value)
                 bar.update(number * len(images) + shown)

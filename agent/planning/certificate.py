@@ -21,10 +21,11 @@ from agent.common.errors import AgentError
 from agent.common.state_files import Journal
 from agent.planning.frames import RandomFrames
 from agent.validation.confusion import ConfusedPair, Disagreement
-from agent.vision.decode import Prediction
-from agent.vision.fidelity import ServedClass, answers, fidelity
+from agent.vision.answer import Answer, ServedClass
+from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.opening import open_task
 from calibrate.statistics.loss_bound import LossBound, frames_needed
 from engines.interface import Array, Engine, Progress, silent
 
@@ -251,7 +252,7 @@ class Certifier:
     progress: Progress = silent
     deadline: Callable[[], bool] = lambda: False
     clock: Clock = SYSTEM_CLOCK
-    _truths: dict[int, Prediction] = field(default_factory=dict, init=False)  # by index of the frame
+    _truths: dict[int, Answer] = field(default_factory=dict, init=False)  # by index of the frame
     _tried: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -312,17 +313,17 @@ class Certifier:
             latencies_ms = latency_ms, answered[self.float_engine][1]
         truth = self._truth(index, tensor)
         if not all(np.isfinite(output).all() for output in outputs.values()):
-            return Measurement(1.0, False, answers(None, truth), latencies_ms)
+            return Measurement(1.0, False, truth.pairs(None), latencies_ms)
         served = self._task.decode(outputs, tensor.shape)
-        agreement = fidelity(served, truth, self.spec.min_sqnr_db)
-        return Measurement(1.0 - agreement.value, agreement.is_empty, answers(served, truth), latencies_ms)
+        agreement = fidelity(served, truth)
+        return Measurement(1.0 - agreement.value, agreement.is_empty, truth.pairs(served), latencies_ms)
 
-    def _truth(self, index: int, tensor: Array) -> Prediction:
-        """Return the reference's prediction. It is kept for the next candidate, unless raw: those may be large."""
+    def _truth(self, index: int, tensor: Array) -> Answer:
+        """Return the reference's answer. It is kept for the next candidate, unless it may be large."""
         if index in self._truths:
             return self._truths[index]
         truth = self._task.decode(self.reference.infer(tensor), tensor.shape)
-        if not isinstance(truth, Mapping):
+        if not open_task(self.spec).has_large_answers:
             self._truths[index] = truth
         return truth
 

@@ -22,8 +22,8 @@ from agent.planning.report import SCHEMA
 from agent.planning.result import make_plan, summary
 from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate
-from agent.vision.labelled_images import labelled_images
 from agent.vision.spec import load_model_spec
+from agent.vision.tasks.opening import open_task
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
 from engines.interface import Backend
@@ -73,7 +73,7 @@ def run_plan(
             "build it as it is, with --precision int8 and no calibration",
         )
     if dataset is not None:
-        labelled_images(model.spec, dataset, only)
+        open_task(model.spec).labelled_images(dataset, only)
     given = load_calibration(calibration_path) if calibration_path and not model.needs_no_calibration else None
     check_calibration(model, given)
     if given is not None and not given.extremes and model.divisible:

@@ -17,23 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.models.model import Model
-from agent.vision.decode import RawOutputs
-from agent.vision.detections import Detections, iou_matrix
+from agent.vision.answer import Answer
 from agent.vision.fidelity import fidelity
 from agent.vision.task import VisionTask
+from agent.vision.tasks.opening import open_task
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
 from engines.graph.topology import Topology
 from engines.interface import Array, Backend, Progress
 from engines.quantise.apply_plan import quantised_graph
 from engines.quantise.repairs import FAMILIES, Equalisations, Proposal, observe_channels, propose_repairs
-
-# Shares of the score threshold. Objects count down to a third of it: there are more of them, and an object just below
-# the threshold today is above it in tomorrow's scene. Their nearest candidates are searched down to a tenth.
-_SEEN, _FAINT = 1.0 / 3.0, 0.1
 
 _STATISTICS_FRAMES = 16
 _TRIED_FRAMES = 12
@@ -43,36 +38,7 @@ Frames = Sequence[Array]
 Remember = Callable[[str, Callable[[], float]], float]
 
 
-@dataclass(frozen=True)
-class Sighting:
-    """A detector's answer to one frame: its detections, and the candidates that they were chosen from."""
-
-    detections: Detections
-    candidates: Detections
-
-
-def sightings_divergence(served: Sighting, reference: Sighting) -> float | None:
-    """Mean of (1 - IoU)**2 + (score difference)**2 from each detection of either to the other's nearest candidate.
-
-    Candidates of the same class count. An error is at most 1, which is also the cost of having no candidate. None if
-    neither detects anything.
-    """
-    missed = _errors(reference.detections, served.candidates)
-    invented = _errors(served.detections, reference.candidates)
-    errors = np.concatenate((missed, invented))
-    return float(errors.mean()) if len(errors) else None
-
-
-def _errors(detections: Detections, candidates: Detections) -> NDArray[np.float64]:
-    """(detections,): the error of each detection's nearest candidate."""
-    distance = np.square(1.0 - iou_matrix(detections.boxes, candidates.boxes))
-    distance += np.square(detections.scores[:, np.newaxis] - candidates.scores[np.newaxis])
-    distance[detections.classes[:, np.newaxis] != candidates.classes[np.newaxis]] = 1.0
-    nearest: NDArray[np.float64] = distance.min(axis=1, initial=1.0)
-    return nearest
-
-
-def outputs_divergence(served: RawOutputs, reference: RawOutputs) -> float:
+def outputs_divergence(served: Mapping[str, Array], reference: Mapping[str, Array]) -> float:
     """Return the mean over outputs of the noise relative to the reference's variation, at most 1 each; NaN is 1."""
     return float(np.mean([_noise_to_signal(served[name], output) for name, output in reference.items()]))
 
@@ -113,17 +79,15 @@ class WhatIf:
         self.model = model
         self.calibration = calibration
         self.runtime = runtime
+        self._kind = open_task(model.spec)
         with closing(runtime.load(model.master.SerializeToString())) as engine:
-            self._task = VisionTask(model.spec, engine.inputs, engine.outputs)
-            self._sighting_tasks: tuple[VisionTask, ...] = ()
-            if model.spec.task == "detect":
-                seen = {"score_threshold": _SEEN * model.spec.score_threshold}
-                faint = {"score_threshold": _FAINT * model.spec.score_threshold, "iou_threshold": 1.0}
-                specs = (model.spec.model_copy(update=changes) for changes in (seen, faint))
-                self._sighting_tasks = tuple(VisionTask(spec, engine.inputs, engine.outputs) for spec in specs)
+            task, *listening = (
+                VisionTask(spec, engine.inputs, engine.outputs) for spec in (model.spec, *self._kind.listening_specs)
+            )
+            self._task, self._listening = task, listening
             answered = [(frame, outputs := engine.infer(frame), self._read(outputs, frame)) for frame in frames]
-        self._known = sorted(answered, key=lambda known: not _has_detections(known[2]))
-        self._any_detections = any(_has_detections(sighting) for *_, sighting in self._known)
+        self._known = sorted(answered, key=lambda known: not _shows_something(known[2]))
+        self._any_shows = any(_shows_something(answers) for *_, answers in self._known)
 
     def evaluate(self, plan: PrecisionPlan, frames: int | None = None) -> WhatIfResult:
         """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames with detections come first."""
@@ -131,39 +95,37 @@ class WhatIf:
         graph = quantised_graph(self.model.master, plan, self.calibration, *numbers).graph
         divergences, losses = list[float](), list[float]()
         with closing(self.runtime.load(graph.SerializeToString())) as engine:
-            for frame, expected, sighting in self._known[:frames]:
+            for frame, expected, reference_answers in self._known[:frames]:
                 outputs = engine.infer(frame)
-                divergence = self._divergence(outputs, frame, expected, sighting)
+                divergence = self._divergence(outputs, frame, expected, reference_answers)
                 if divergence is not None:
                     divergences.append(divergence)
                 served, reference = (self._task.decode(each, frame.shape) for each in (outputs, expected))
-                agreement = fidelity(served, reference, self.model.spec.min_sqnr_db)
+                agreement = fidelity(served, reference)
                 finite = all(np.isfinite(output).all() for output in outputs.values())
                 if not (agreement.is_empty and finite):
                     losses.append(1.0 - agreement.value if finite else 1.0)
         return WhatIfResult(_mean(divergences), _mean(losses), len(losses))
 
-    def _read(self, outputs: RawOutputs, frame: Array) -> Sighting | None:
-        if not self._sighting_tasks:
-            return None
-        detections, candidates = (task.decode(outputs, frame.shape) for task in self._sighting_tasks)
-        assert isinstance(detections, Detections)
-        assert isinstance(candidates, Detections)
-        return Sighting(detections, candidates)
+    def _read(self, outputs: Mapping[str, Array], frame: Array) -> Sequence[Answer]:
+        """Return the answers that the task compares."""
+        return [task.decode(outputs, frame.shape) for task in self._listening]
 
     def _divergence(
-        self, outputs: RawOutputs, frame: Array, expected: RawOutputs, reference: Sighting | None
+        self,
+        outputs: Mapping[str, Array],
+        frame: Array,
+        expected: Mapping[str, Array],
+        reference: Sequence[Answer],
     ) -> float | None:
-        """Compare detections if the frames show any, else the raw outputs."""
-        if reference is None or not self._any_detections:
+        """Compare answers if the task does and the frames show anything, else the outputs."""
+        if not self._any_shows:
             return outputs_divergence(outputs, expected)
-        sighting = self._read(outputs, frame)
-        assert sighting is not None
-        return sightings_divergence(sighting, reference)
+        return self._kind.divergence(self._read(outputs, frame), reference)
 
 
-def _has_detections(sighting: Sighting | None) -> bool:
-    return sighting is not None and len(sighting.detections) > 0
+def _shows_something(answers: Sequence[Answer]) -> bool:
+    return bool(answers) and not answers[0].is_empty
 
 
 def _mean(values: list[float]) -> float:

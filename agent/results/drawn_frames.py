@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from agent.common.errors import AgentError
 from agent.vision.drawing import jpeg
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 
 _CODECS = {".mp4": "mp4v", ".mkv": "mp4v", ".avi": "MJPG"}
 _JPEG_QUALITY = 92
@@ -35,7 +36,7 @@ def open_drawn_frames(path: Path, fps: float | None, spec: ModelSpec) -> Iterato
         fps: of the video; None: unknown, as of a camera.
 
     Raises AgentError:
-        save.nothing  a raw model, of which nothing is drawn
+        save.nothing  a model whose answers cannot be drawn
         save.format   the name is neither a video's nor a folder's
         save.rate     a video of a source without a known rate
         save.writer   this OpenCV cannot write such a video
@@ -43,9 +44,9 @@ def open_drawn_frames(path: Path, fps: float | None, spec: ModelSpec) -> Iterato
         save.exists   the folder has files in it
         save.write    the disk refuses
     """
-    if spec.task == "raw":
+    if not open_task(spec).can_be_drawn:
         remedy = "leave --save out, and write the outputs with -o"
-        raise AgentError("save.nothing", "a model of task raw", "boxes or classes to draw", remedy)
+        raise AgentError("save.nothing", f"a model of task {spec.task}", "answers that can be drawn", remedy)
     is_folder = path.is_dir() or not path.suffix
     if not is_folder and path.suffix.lower() not in _CODECS:
         expected = f"a video ({', '.join(_CODECS)}), or a folder"

@@ -36,9 +36,7 @@ from agent.contract.topics import Topics
 from agent.results.snapshot import encode_jpeg
 from agent.results.unix_listener import UnixListener
 from agent.results.viewer import Picture, Viewer, parse_request
-from agent.vision.drawing import draw_prediction
-from agent.vision.policy import Show, as_served
-from agent.vision.task import ServedFrame
+from agent.vision.task import ServedFrame, Show, as_served
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__package__)
@@ -266,7 +264,7 @@ class Preview(threading.Thread):
         try:
             frame, shown = served.frame.image, self._show(served)
             scale = min(1.0, self._config.width / frame.shape[1])
-            image = draw_prediction(frame, shown.result, shown.geometry, self._spec, scale)
+            image = shown.result.drawn_into(frame, shown.geometry, self._spec, scale)
             jpeg, _ = encode_jpeg(image, _MOST_JPEG_BYTES)
         except Exception as error:  # an answer that cannot be drawn
             self._faults.note("drawing", error)

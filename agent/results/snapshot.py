@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
-from agent.vision.drawing import draw_prediction, jpeg
+from agent.vision.drawing import jpeg
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 
@@ -15,8 +15,8 @@ _QUALITY = 85
 
 
 def annotate(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
-    """Return a copy of the frame, BGR uint8 (H, W, 3), with its boxes or its class; raw outputs are not drawn."""
-    return draw_prediction(served.frame.image, served.result, served.geometry, spec)
+    """Return a copy of the frame, BGR uint8 (H, W, 3), with its answer drawn into it."""
+    return served.result.drawn_into(served.frame.image, served.geometry, spec)
 
 
 def encode_jpeg(image: NDArray[np.uint8], most_bytes: int) -> tuple[bytes, tuple[int, int]]:

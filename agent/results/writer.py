@@ -22,16 +22,15 @@ from agent.common.errors import AgentError, FaultLog, fault_remedy
 from agent.common.latency import LoopMeter
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
-from agent.vision.decode import prediction_as_dict
-from agent.vision.policy import Show, as_served, count_left_out
 from agent.vision.spec import ModelSpec
-from agent.vision.task import ServedFrame
+from agent.vision.task import ServedFrame, Show, as_served
+from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__package__)
 
 _WAITING = 256  # answers
-_WAITING_RAW = 8  # answers of raw outputs, each of which may take MB
+_WAITING_LARGE = 8  # answers of raw outputs, each of which may take MB
 _END_S = 5.0  # time for the lines that wait at the end; a disk may hang
 _WELL_AFTER = 30  # calls of an output in a row without a fault, after which it works again
 _IDLE_S = 60.0  # between two looks at outputs that have nothing to do
@@ -55,14 +54,14 @@ class ResultLine:
         """
         served, frame = self._served, self._served.frame
         shown = self._show(served)
-        policy = {"policy_left_out": count_left_out(served, shown)} if shown is not served else {}
+        policy = {"policy_left_out": served.result.left_out(shown.result)} if shown is not served else {}
         return {
             "frame": frame.id,
             "ts": frame.ts,
             "camera": frame.camera,
             "engine": served.engine_id,
             "latency_ms": round((served.done_ns - frame.captured_ns) / 1e6, 3),
-            **prediction_as_dict(shown.result, shown.geometry, self._spec),
+            **shown.result.in_frame(shown.geometry).as_dict(self._spec),
             **policy,
         }
 
@@ -113,7 +112,7 @@ class ResultsWriter(threading.Thread):
         self._spec = config.model
         self._outputs = outputs
         self._clock = clock
-        self._capacity = _WAITING_RAW if config.model.task == "raw" else _WAITING
+        self._capacity = _WAITING_LARGE if open_task(config.model).has_large_answers else _WAITING
         self._waiting: deque[ServedFrame] = deque()  # without images; filled by the frame path alone
         self._overrun = 0
         self._wake = threading.Event()

@@ -19,7 +19,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import BatchConfig
 from agent.serving.trial import Trial, as_failure
-from agent.vision.decode import Prediction
+from agent.vision.answer import Answer
 from agent.vision.task import POLL_S, Outputs, PendingInference, ServedFrame, VisionTask
 from engines.interface import Engine
 
@@ -384,7 +384,7 @@ class FrameLoop(threading.Thread):
             self._withdrawal = self._withdrawal or error
             return True
 
-    def previous_prediction(self, served: ServedFrame, task: VisionTask) -> Prediction | None:
+    def previous_prediction(self, served: ServedFrame, task: VisionTask) -> Answer | None:
         """Return the previous engine's answer to a frame that the candidate has answered; None without a trial.
 
         For another thread, with a task of its own. If the candidate fails meanwhile, the frame path waits for this

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agent.camera.capture import CaptureThread, FrameSlot
 from agent.camera.config import CameraConfig
@@ -30,8 +31,10 @@ from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
 from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
 from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecorder, Trial, TrialEvents, deadline_s
+from agent.vision.labels import LabelKind
 from agent.vision.output_checks import check_batch
 from agent.vision.task import ServedFrame, VisionTask
+from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 from engines.interface import Engine, Progress
 from engines.registry import open_backend
@@ -75,18 +78,18 @@ class Feed:
         camera: CameraConfig,
         source: Source,
         slot: FrameSlot,
-        task: str,
+        labels: LabelKind[Any, Any] | None,
         frame_limit: int,
         on_change: Callable[[CameraError | None], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """task: of the model spec. on_change: called in the capture thread, as CaptureThread documents it."""
+        """labels: Of the model's task. on_change: called in the capture thread, as CaptureThread documents it."""
         self.name = camera.name
         self.is_live = source.live
         self.location = camera.source
         self.meter = LoopMeter(lambda: slot.dropped, clock)
         self.run_meter = LoopMeter(lambda: slot.dropped, clock)
-        self.accuracy = LiveAccuracy(task)
+        self.accuracy = LiveAccuracy(labels)
         self.newest: ServedFrame | None = None
         self.lost = ""
         self._on_change = on_change
@@ -190,11 +193,10 @@ class Pipeline:
         self._scheduler = RoundRobinScheduler(keep_every, clock)
         only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which reports it
         on_change = (lambda *_: None) if only_recording else on_camera
+        labels = open_task(model.spec).labels
         rows = zip(cameras, sources, self._scheduler.slots, strict=True)
         self.feeds = {
-            camera.name: Feed(
-                camera, source, slot, model.spec.task, frame_limit, partial(on_change, camera.name), clock
-            )
+            camera.name: Feed(camera, source, slot, labels, frame_limit, partial(on_change, camera.name), clock)
             for camera, source, slot in rows
         }
         self.run_meter = LoopMeter(lambda: self.dropped, clock)

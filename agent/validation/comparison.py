@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.model import Model
 from agent.validation.confusion import Disagreement
-from agent.vision.decode import Prediction
-from agent.vision.fidelity import Fidelity, answers, fidelity
+from agent.vision.answer import Answer
+from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
 from agent.vision.task import VisionTask
+from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 from engines.interface import Array, Backend, Engine, Observer, Progress, silent
 from engines.store.artefact import read_artefact
@@ -44,8 +45,8 @@ class Difference:
     """A held-out frame (1, C, H, W) on which the candidate and the reference differ; fidelity: of the candidate."""
 
     frame: Array
-    served: Prediction
-    reference: Prediction
+    served: Answer
+    reference: Answer
     fidelity: float
 
 
@@ -126,8 +127,10 @@ class _PairedRun:
         self._spec = model.spec
         self._reference = reference
         self._task = VisionTask(model.spec, reference.inputs, reference.outputs)
-        # A detector's number of candidates may depend on the frame; every other shape is the reference's.
-        self._declared = {each.name: each.shape for each in reference.outputs} if model.spec.task == "detect" else {}
+        # A number of candidates may depend on the frame; every other shape is the reference's.
+        self._declared = (
+            {each.name: each.shape for each in reference.outputs} if open_task(model.spec).has_open_outputs else {}
+        )
         self._engines = engines
         self._float = in_float
         self._deadline = deadline
@@ -222,10 +225,10 @@ class _PairedRun:
                 faults = [f"its outputs cannot be decoded: {error.found}"]
         if column == 0:
             self._faults.update(faults)
-        self._confusion[column].add(answers(served, truth))
+        self._confusion[column].add(truth.pairs(served))
         if served is None:
             return _NO_ANSWER
-        agreement = fidelity(served, truth, self._spec.min_sqnr_db)
+        agreement = fidelity(served, truth)
         if column == 0 and agreement.value < 1.0:
             differing = [*self._differing, Difference(tensor, served, truth, agreement.value)]
             self._differing = sorted(differing, key=lambda each: each.fidelity)[:_MOST_DIFFERING]

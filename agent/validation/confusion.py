@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.vision.fidelity import ServedClass
+from agent.vision.answer import ServedClass
 from calibrate.statistics.confusion import confused_pairs
 
 # Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss

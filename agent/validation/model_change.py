@@ -7,16 +7,15 @@ mostly an accident of its export. So its outputs have to be finite, and a large 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from agent.common.errors import AgentError
 from agent.validation.verdict import MIN_INFORMATIVE
-from agent.vision.decode import Prediction
-from agent.vision.detections import Detections
+from agent.vision.answer import Answer
 from agent.vision.drawing import input_picture
-from agent.vision.fidelity import fidelity, is_empty
+from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from engines.interface import Array, Engine
@@ -82,14 +81,12 @@ def model_change(spec: ModelSpec, new: Engine, serving: Engine, held_out: Sequen
         compared = fidelity(after, before)
         if not compared.is_empty:
             values.append(compared.value)
-        answered += not is_empty(before)
-        unanswered += is_empty(after) and not is_empty(before)
+        answered += not before.is_empty
+        unanswered += after.is_empty and not before.is_empty
     return ModelChange(len(values), float(np.mean(values)) if values else 1.0, answered, unanswered)
 
 
-def _answer(
-    engine: Engine, task: VisionTask, held_out: Array, spec: ModelSpec
-) -> tuple[Prediction, Mapping[str, Array]]:
+def _answer(engine: Engine, task: VisionTask, held_out: Array, spec: ModelSpec) -> tuple[Answer, Mapping[str, Array]]:
     """Return an engine's prediction, in the pixels of the held-out input, and its outputs."""
     image = engine.inputs[0]
     if held_out.dtype == image.dtype and image.accepts(held_out.shape):
@@ -97,10 +94,7 @@ def _answer(
         return task.decode(outputs, held_out.shape), outputs
     tensor, geometry = task.preprocess(input_picture(held_out, spec.input))
     outputs = engine.infer(tensor)
-    prediction = task.decode(outputs, tensor.shape)
-    if isinstance(prediction, Detections):
-        prediction = replace(prediction, boxes=geometry.to_frame(prediction.boxes))
-    return prediction, outputs
+    return task.decode(outputs, tensor.shape).in_frame(geometry), outputs
 
 
 def _check_finite(outputs: Mapping[str, Array], usual: Mapping[str, Array]) -> None:

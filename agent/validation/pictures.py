@@ -8,10 +8,9 @@ import numpy as np
 
 from agent.results.snapshot import encode_jpeg
 from agent.validation.comparison import Difference
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections
-from agent.vision.drawing import draw_prediction, input_picture
+from agent.vision.drawing import input_picture
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 
 _WIDTH_PX = 280  # width of each half: the view of float, and that of the candidate
 _MOST_BYTES = 100_000
@@ -20,9 +19,9 @@ _MOST_BYTES = 100_000
 def differing_pictures(differences: Sequence[Difference], spec: ModelSpec) -> list[tuple[bytes, str]]:
     """Return a JPEG for each frame, the reference's answer on its left and the candidate's on its right, and a text.
 
-    Raw outputs cannot be drawn, and give no pictures.
+    Answers that cannot be drawn give no pictures.
     """
-    if spec.task == "raw":
+    if not open_task(spec).can_be_drawn:
         return []
     return [(_pair(each, spec), _text(each, spec)) for each in differences]
 
@@ -31,21 +30,10 @@ def _pair(difference: Difference, spec: ModelSpec) -> bytes:
     picture = input_picture(difference.frame, spec.input)
     scale = _WIDTH_PX / picture.shape[1]
     answers = (difference.reference, difference.served)
-    halves = [draw_prediction(picture, answer, None, spec, scale) for answer in answers]
+    halves = [answer.drawn_into(picture, None, spec, scale) for answer in answers]
     return encode_jpeg(np.concatenate(halves, axis=1), _MOST_BYTES)[0]
 
 
 def _text(difference: Difference, spec: ModelSpec) -> str:
-    seen, served = (_named(answer, spec) for answer in (difference.reference, difference.served))
+    seen, served = (answer.summary(spec) for answer in (difference.reference, difference.served))
     return f"float, on the left: {seen}; INT8: {served}"
-
-
-def _named(answer: Prediction, spec: ModelSpec) -> str:
-    """Return the classes of an answer with their numbers."""
-    if isinstance(answer, Classification):
-        return f"{spec.label(answer.class_id)} {answer.score:.2f}"
-    assert isinstance(answer, Detections)
-    classes, counts = np.unique(answer.classes, return_counts=True)
-    return (
-        ", ".join(f"{count} {spec.label(int(each))}" for each, count in zip(classes, counts, strict=True)) or "nothing"
-    )

@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import ConfigError
-from agent.vision.detections import Detections, FloatArray, Size
+from agent.vision.boxes import FloatArray, Size
+from agent.vision.detections import Detections
 from engines.interface import Array
 
 Outputs = Mapping[str, Array]

@@ -1,42 +1,31 @@
-"""Hold boxes with classes, match detections to the truth, and suppress detections that overlap better ones.
+"""Hold detections, match them to the truth, and suppress those that overlap better ones.
 
-Every decoder returns `Detections`, those of users too. Boxes are float32 (n, 4) x1 y1 x2 y2 everywhere, in pixels of
-the network input until `agent.vision.decode` moves them to the frame.
+Every decoder of boxes returns `Detections`, those of users too. Boxes are float32 (n, 4) x1 y1 x2 y2 everywhere, in
+pixels of the network input until `Detections.in_frame` moves them to the frame.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float32]
-Size = tuple[int, int]  # (height, width) in pixels, mostly of the network input
+from agent.vision.answer import Answer, Hits, MatchCounts, ServedClass, Wanted
+from agent.vision.boxes import NO_BOXES, FloatArray, LabelledBoxes, iou_matrix
+from agent.vision.drawing import Picture, draw_box
+from agent.vision.policy import Policy
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import ModelSpec
+
+MATCH_IOU = 0.5
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LabelledBoxes:
-    """Hold the objects of one image.
-
-    Args:
-        boxes: float32 (n, 4), x1 y1 x2 y2 in pixels.
-        classes: int64 (n,), numbers of classes from 0.
-    """
-
-    boxes: FloatArray
-    classes: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.boxes)
-
-
-NO_BOXES = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Detections(LabelledBoxes):
+class Detections(LabelledBoxes, Answer):
     """Hold the detections of one image.
 
     Args:
@@ -57,30 +46,124 @@ class Detections(LabelledBoxes):
     def __getitem__(self, selection: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Detections:
         return Detections(boxes=self.boxes[selection], classes=self.classes[selection], scores=self.scores[selection])
 
+    @property
+    def is_empty(self) -> bool:
+        return not len(self)
 
-def iou_matrix(a: FloatArray, b: FloatArray) -> NDArray[np.float64]:
-    """Return the intersection over union of every box of one set with every box of another.
+    @property
+    def classes_seen(self) -> frozenset[int]:
+        return frozenset(self.classes.tolist())
 
-    Args:
-        a: (n, 4), x1 y1 x2 y2.
-        b: (m, 4), in the same unit.
+    @property
+    def confidence(self) -> float:
+        return float(self.scores.max()) if len(self) else math.nan
 
-    Returns:
-        float64 (n, m), in [0, 1]; empty boxes have 0.
+    @property
+    def nbytes(self) -> int:
+        return self.boxes.nbytes + self.classes.nbytes + self.scores.nbytes
 
-    >>> iou_matrix(np.float32([[0, 0, 10, 10]]), np.float32([[0, 0, 10, 5], [20, 20, 30, 30]])).tolist()
-    [[0.5, 0.0]]
+    def fidelity(self, reference: Detections) -> float:
+        """Return F1 of the matches at IoU 0.5; 1 when both are empty."""
+        return count_matches(self, reference).f1
+
+    def pairs(self, served: Detections | None) -> list[ServedClass]:
+        """Return the served class of each object, paired one to one at IoU 0.5, greedily by score as `match` does.
+
+        Objects are paired first among equal classes, then the rest among all. A detector may give one object two
+        classes, and that these change places in the order of scores is no confusion.
+        """
+        classes: list[int | None] = [None] * len(self)
+        if served is not None:
+            for index, paired in _paired(served, self):
+                classes[paired] = int(served.classes[index])
+        return list(zip(self.classes.tolist(), classes, strict=True))
+
+    def accuracy(self, truth: LabelledBoxes) -> float | None:
+        """Return F1 of the matches at IoU 0.5."""
+        return count_matches(self, truth).f1 if len(self) or len(truth) else None
+
+    def hits(self, truth: LabelledBoxes, wanted: Wanted | None = None) -> Hits:
+        found = self
+        if wanted is not None:
+            found = self[wanted(self.classes, self.boxes)]
+            is_wanted = wanted(truth.classes, truth.boxes)
+            truth = LabelledBoxes(boxes=truth.boxes[is_wanted], classes=truth.classes[is_wanted])
+        return Hits(found.classes, found.scores, match(found, truth, MATCH_IOU), truth.classes)
+
+    def sureness(self, reference: Detections) -> float:
+        """Return minus the mistakes to expect for each object that the reference sees.
+
+        They are what its scores lack to 1, and the detections that only one of the two has.
+        """
+        matches = count_matches(self, reference)
+        mistakes = float((1.0 - reference.scores).sum()) + matches.false_positives + matches.false_negatives
+        return -mistakes / max(1, len(reference))
+
+    def in_frame(self, geometry: Geometry | None) -> Detections:
+        return replace(self, boxes=geometry.to_frame(self.boxes)) if geometry is not None else self
+
+    def scaled(self, scale: float) -> Detections:
+        return replace(self, boxes=self.boxes * np.float32(scale))
+
+    def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
+        boxes = np.round(self.boxes.astype(float), 2).tolist()
+        rows = zip(self.classes.tolist(), self.scores.tolist(), boxes, strict=True)
+        return {
+            "detections": [
+                {"class": number, "label": spec.label(number), "score": round(score, 4), "box": box}
+                for number, score, box in rows
+            ]
+        }
+
+    def summary(self, spec: ModelSpec) -> str:
+        """Return the classes with their numbers."""
+        classes, counts = np.unique(self.classes, return_counts=True)
+        named = (f"{count} {spec.label(int(each))}" for each, count in zip(classes, counts, strict=True))
+        return ", ".join(named) or "nothing"
+
+    def draw(self, picture: Picture, spec: ModelSpec) -> None:
+        rows = zip(self.boxes, self.classes.tolist(), self.scores.tolist(), strict=True)
+        for box, class_id, score in rows:
+            draw_box(picture, box, f"{spec.label(class_id)} {score:.2f}", class_id)
+
+    def shown(self, policy: Policy, camera: str, geometry: Geometry | None) -> Detections:
+        boxes, size = self.boxes, (1, 1)
+        if geometry is not None:
+            boxes, size = geometry.to_frame(boxes), (geometry.frame_height_px, geometry.frame_width_px)
+        elif policy.masks.get(camera):
+            raise ValueError("masks need the size of the frame, which a geometry has")
+        return self[policy.is_passed(self.scores) & policy.is_wanted(self.classes, boxes, camera, size)]
+
+    def left_out(self, shown: Detections) -> int:
+        return len(self) - len(shown)
+
+
+NO_DETECTIONS = Detections(boxes=NO_BOXES.boxes, classes=NO_BOXES.classes, scores=np.zeros(0, np.float32))
+
+
+def count_matches(detections: Detections, truth: LabelledBoxes) -> MatchCounts:
+    """Count the detections that match labels, or a reference engine's detections, at IoU 0.5.
+
+    Both are in pixels of the same image. Matches are class-aware, one to one, greedy by score (see `match`).
     """
-    first, second = a.astype(np.float64)[:, np.newaxis], b.astype(np.float64)[np.newaxis]
-    sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
-    intersection: NDArray[np.float64] = np.maximum(sides, 0.0).prod(axis=-1)
-    union = _areas(first) + _areas(second) - intersection
-    return np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0.0)
+    hits = int(match(detections, truth, MATCH_IOU).sum())
+    return MatchCounts(hits, len(detections) - hits, len(truth) - hits)
 
 
-def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    areas: NDArray[np.float64] = np.maximum(boxes[..., 2:] - boxes[..., :2], 0.0).prod(axis=-1)
-    return areas
+def _paired(served: Detections, reference: Detections) -> list[tuple[int, int]]:
+    """Return the (served, reference) indices of the same objects."""
+    overlaps = iou_matrix(served.boxes, reference.boxes)
+    overlaps[overlaps < MATCH_IOU] = 0.0
+    same_class = served.classes[:, np.newaxis] == reference.classes[np.newaxis]
+    pairs = []
+    for allowed in (same_class, ~same_class):
+        for index in np.argsort(-served.scores, kind="stable"):
+            open_overlaps = np.where(allowed[index], overlaps[index], 0.0)
+            if open_overlaps.any():
+                best = int(open_overlaps.argmax())
+                pairs.append((int(index), best))
+                overlaps[index], overlaps[:, best] = 0.0, 0.0
+    return pairs
 
 
 def match(detections: Detections, truth: LabelledBoxes, iou_threshold: float) -> NDArray[np.bool_]:

@@ -1,6 +1,6 @@
-"""Draw a prediction into a picture, for people: boxes with their labels and scores, or classes.
+"""Draw into pictures, for people: a box with its text, or a title.
 
-`draw_prediction` is the entry; `input_picture` shows what a network gets.
+Answers draw themselves with these (`Answer.drawn_into`); `input_picture` shows what a network gets.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections
-from agent.vision.preprocess import Geometry
-from agent.vision.spec import InputSpec, ModelSpec
+from agent.vision.boxes import FloatArray
+from agent.vision.spec import InputSpec
 from engines.interface import Array
 from engines.preprocessing import image_layout
 
@@ -34,30 +32,18 @@ _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
 _FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 
 
-def draw_prediction(
-    image: Picture, prediction: Prediction, geometry: Geometry | None, spec: ModelSpec, scale: float = 1.0
-) -> Picture:
-    """Return a copy of a frame with its boxes or its class; raw outputs are not drawn.
+def draw_box(picture: Picture, box: FloatArray, text: str, number: int) -> None:
+    """Draw a box x1 y1 x2 y2, in pixels of the picture, with a text above it, in the colour of this number."""
+    corners = np.clip(np.where(np.isfinite(box), box, 0.0), -_FAR, _FAR)
+    left, top, right, bottom = np.rint(corners).astype(int).tolist()
+    color, thickness = COLORS[number % len(COLORS)], _thickness(picture)
+    cv2.rectangle(picture, (left, top), (right, bottom), color, thickness + 1)
+    _write_text(picture, text, (left, top), color, thickness)
 
-    Args:
-        geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's.
-        scale: the sides of the copy, by those of the frame.
-    """
-    picture = scaled(image, scale) if scale != 1.0 else image.copy()
-    thickness = max(1, round(max(picture.shape) / 500))
-    if isinstance(prediction, Classification) and not prediction.is_withheld:
-        text = f"{spec.label(prediction.class_id)} {prediction.score:.2f}"
-        _write_text(picture, text, (0, 0), COLORS[0], thickness)
-    if isinstance(prediction, Detections):
-        boxes = geometry.to_frame(prediction.boxes) if geometry is not None else prediction.boxes
-        boxes = boxes * np.float32(scale)
-        corners = np.rint(np.clip(np.where(np.isfinite(boxes), boxes, 0.0), -_FAR, _FAR)).astype(int).tolist()
-        rows = zip(corners, prediction.classes.tolist(), prediction.scores.tolist(), strict=True)
-        for (left, top, right, bottom), class_id, score in rows:
-            color = COLORS[class_id % len(COLORS)]
-            cv2.rectangle(picture, (left, top), (right, bottom), color, thickness + 1)
-            _write_text(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
-    return picture
+
+def draw_title(picture: Picture, text: str) -> None:
+    """Write a text into the upper left corner."""
+    _write_text(picture, text, (0, 0), COLORS[0], _thickness(picture))
 
 
 def jpeg(picture: Picture, quality: int) -> bytes:
@@ -89,6 +75,11 @@ def input_picture(tensor: Array, image: InputSpec) -> Picture:
     elif image.color == "gray":
         levels = np.repeat(levels, 3, axis=0)
     return np.ascontiguousarray(levels.transpose(1, 2, 0))
+
+
+def _thickness(picture: Picture) -> int:
+    """Return the thickness of lines in px."""
+    return int(max(1, round(max(picture.shape) / 500)))
 
 
 def _write_text(picture: Picture, text: str, corner: tuple[int, int], color: Color, thickness: int) -> None:

@@ -1,6 +1,6 @@
 """Read labelled images: class folders, YOLO's label files, or COCO's JSON, recognised by the files that are there.
 
-`labelled_images` opens a folder, a zip or a COCO JSON for the task of a model spec. Classes get the model's numbers.
+`ClassifiedImages` and `detection_images` open a folder, a zip or a COCO JSON. Classes get the model's numbers.
 """
 
 from __future__ import annotations
@@ -9,19 +9,27 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
+from agent.vision.boxes import LabelledBoxes
 from agent.vision.coco import Instances, find_instances, image_root
-from agent.vision.detections import LabelledBoxes
-from agent.vision.spec import ModelSpec
 
 Image = NDArray[np.uint8]
 
 _LISTED = 8  # labels in a message
+
+
+class LabelledImages(Protocol):
+    """Images, BGR uint8 (h, w, 3), each with its label; they are read while it is iterated."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[tuple[Image, Any]]: ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -268,31 +276,16 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
 
 
-def labelled_images(
-    spec: ModelSpec, path: Path, only: Sequence[str] = ()
-) -> ClassifiedImages | YoloImages | CocoImages:
-    """Open labelled images for the spec's task.
+def detection_images(path: Path, labels: Sequence[str] = (), only: Sequence[str] = ()) -> YoloImages | CocoImages:
+    """Open images with labelled boxes.
 
     Args:
         path: A folder, a zip, or the JSON of a COCO data set beside its images.
+        labels: The model's classes.
         only: The classes that count, by name; empty: all.
 
     Raises DatasetError as far as that is known by now.
     """
-    if spec.task == "classify":
-        return ClassifiedImages(path, spec.labels, only)
-    if spec.task == "detect":
-        return detection_images(path, spec.labels, only)
-    raise DatasetError(
-        "dataset.task",
-        f"task '{spec.task}'",
-        "classify or detect: raw outputs have no labels to compare with",
-        "give the model's task, or compare engines by their fidelity",
-    )
-
-
-def detection_images(path: Path, labels: Sequence[str] = (), only: Sequence[str] = ()) -> YoloImages | CocoImages:
-    """Open images with labelled boxes; arguments and errors as `labelled_images`. labels: the model's classes."""
     files = ImageFiles(image_root(path))
     instances = find_instances(files, path)
     return CocoImages(files, instances, labels, only) if instances is not None else YoloImages(files, labels, only)

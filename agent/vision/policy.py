@@ -6,25 +6,16 @@ on the answers as the engine gave them. Which policy holds is decided by the eng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections, FloatArray, Size
-from agent.vision.preprocess import Geometry
-from agent.vision.task import ServedFrame
+from agent.vision.boxes import FloatArray, Size
 
 Polygon = Sequence[Sequence[float]]  # corners (x, y), as shares of the picture's width and height
 Region = tuple[float, float, float, float]  # left, top, right, bottom of the frame, as shares of the whole picture
-Show = Callable[[ServedFrame], ServedFrame]
-
-
-def as_served(served: ServedFrame) -> ServedFrame:
-    """Return an answer as it is: where no policy holds."""
-    return served
 
 
 @dataclass(frozen=True)
@@ -59,50 +50,30 @@ class Policy:
         passed: NDArray[np.bool_] = scores >= np.float32(self.score_threshold)
         return passed
 
-    def is_wanted(self, boxes: FloatArray, classes: NDArray[np.int64], camera: str, size: Size) -> NDArray[np.bool_]:
-        """Mark the boxes (n, 4), in frame pixels, that are of interest and in no mask, whatever their score.
+    def is_of_interest(self, classes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mark the classes (n,) of interest."""
+        if self.classes is None:
+            return np.ones(len(classes), np.bool_)
+        return np.isin(classes, list(self.classes))
 
-        size: (height, width) of the frame.
+    def is_wanted(
+        self, classes: NDArray[np.int64], boxes: FloatArray | None, camera: str, size: Size
+    ) -> NDArray[np.bool_]:
+        """Mark the objects that are of interest and in no mask, whatever their score.
+
+        Args:
+            classes: (n,).
+            boxes: (n, 4), in frame pixels; None of objects that are in no place, which no mask is for.
+            camera: Of the frame.
+            size: (height, width) of the frame.
         """
-        wanted = _is_among(classes, self.classes)
+        wanted = self.is_of_interest(classes)
         masks = self.masks.get(camera)
-        if masks:
+        if masks and boxes is not None:
             centres = (boxes[:, :2] + boxes[:, 2:]).astype(np.float64) / (2.0 * size[1], 2.0 * size[0])
             for polygon in masks:
                 wanted &= ~_is_inside(centres, np.array(polygon, np.float64))
         return wanted
-
-
-def apply_policy(policy: Policy, prediction: Prediction, camera: str, geometry: Geometry | None) -> Prediction:
-    """Return a prediction as the policy lets it be shown: with fewer boxes, or as a class that is withheld.
-
-    geometry: As of ServedFrame; None: boxes are in frame pixels, and the policy has no masks. Raw outputs stay.
-    """
-    if isinstance(prediction, Classification):
-        is_shown = policy.is_passed(np.array([prediction.score], np.float32))[0]
-        is_shown &= _is_among(np.array([prediction.class_id]), policy.classes)[0]
-        return prediction if is_shown else replace(prediction, is_withheld=True)
-    if not isinstance(prediction, Detections):
-        return prediction
-    boxes, size = prediction.boxes, (1, 1)
-    if geometry is not None:
-        boxes, size = geometry.to_frame(boxes), (geometry.frame_height_px, geometry.frame_width_px)
-    elif policy.masks.get(camera):
-        raise ValueError("masks need the size of the frame, which a geometry has")
-    return prediction[policy.is_passed(prediction.scores) & policy.is_wanted(boxes, prediction.classes, camera, size)]
-
-
-def count_left_out(served: ServedFrame, shown: ServedFrame) -> int:
-    """Return how many boxes, or classes, of an answer a policy has left out."""
-    if isinstance(served.result, Detections) and isinstance(shown.result, Detections):
-        return len(served.result) - len(shown.result)
-    return int(isinstance(shown.result, Classification) and shown.result.is_withheld)
-
-
-def _is_among(classes: NDArray[np.int64], wanted: Collection[int] | None) -> NDArray[np.bool_]:
-    if wanted is None:
-        return np.ones(len(classes), np.bool_)
-    return np.isin(classes, list(wanted))
 
 
 def _is_inside(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray[np.bool_]:

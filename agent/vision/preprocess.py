@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import CameraError, ConfigError
-from agent.vision.detections import Size
+from agent.vision.boxes import Size
 from agent.vision.spec import InputSpec, ModelSpec
 from engines.interface import Array, TensorSpec
 from engines.preprocessing import ImageTransform, Layout, PixelType, image_layout

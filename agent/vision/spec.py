@@ -25,10 +25,9 @@ from pydantic import (
 
 from agent.common.errors import ConfigError
 from agent.common.schema import Finite, Strict, read_yaml, validate
+from agent.vision.registry import TASKS, find_task, task_names
 from engines.store.files import read_text
 
-# The names of `agent.vision.decoders.BUILTIN_DECODERS`, which this module must not import: it would load OpenCV.
-DECODERS = ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet")
 DECODER_GROUP = "tared.decoders"  # the entry point group in which installed packages name theirs
 _DECODER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -39,6 +38,12 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) != 4:
         raise ValueError("four dimensions: batch, channels, height, width, or channels last")
     return shape
+
+
+def _known_task(name: str) -> str:
+    if name not in task_names():
+        raise ValueError(f"one of {', '.join(task_names())}")
+    return name
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -152,7 +157,7 @@ class ModelSpec(Strict):
     """
 
     path: Path
-    task: Literal["classify", "detect", "raw"]
+    task: Annotated[str, AfterValidator(_known_task), WithJsonSchema({"type": "string", "examples": [*TASKS]})]
     decoder: str | None = Field(default=None, validate_default=True)
     input: InputSpec = InputSpec()
     profiles: tuple[dict[str, ProfileShapes], ...] = Field(default=(), validate_default=True)
@@ -169,21 +174,24 @@ class ModelSpec(Strict):
     @classmethod
     def _decoder_fits_task(cls, decoder: str | None, info: ValidationInfo) -> str | None:
         task = info.data.get("task")
+        known = find_task(task).decoders if task is not None else ()
         if decoder is None:
-            if task == "detect":
-                raise ValueError(f"{_decoder_names()} for task 'detect'")
-        elif not (decoder in DECODERS or _DECODER_FUNCTION.fullmatch(decoder) or decoder in installed_decoders()):
-            raise ValueError(_decoder_names())
-        elif task not in ("detect", None):
+            if known:
+                raise ValueError(f"{_decoder_names(known)} for task '{task}'")
+        elif task is not None and not known:
             raise ValueError(f"no decoder for task '{task}'")
+        elif not (decoder in known or _DECODER_FUNCTION.fullmatch(decoder) or decoder in installed_decoders()):
+            raise ValueError(_decoder_names(known))
         return decoder
 
     @field_validator("nms", "reference_accuracy")
     @classmethod
     def _only_of_one_task(cls, value: Any, info: ValidationInfo) -> Any:
-        task, why = ("detect", "") if info.field_name == "nms" else ("classify", ": fidelity bounds no other accuracy")
-        if value is not None and info.data.get("task", task) != task:
-            raise ValueError(f"null unless task is '{task}'{why}")
+        why = ": fidelity bounds no other accuracy" if info.field_name == "reference_accuracy" else ""
+        task = info.data.get("task")
+        if value is not None and task is not None and info.field_name not in find_task(task).keys:
+            of = next(name for name in task_names() if info.field_name in find_task(name).keys)
+            raise ValueError(f"null unless task is '{of}'{why}")
         return value
 
     @field_validator("profiles")
@@ -247,9 +255,9 @@ def installed_decoders() -> list[str]:
     return sorted(entry_points(group=DECODER_GROUP).names)
 
 
-def _decoder_names() -> str:
-    installed = [name for name in installed_decoders() if name not in DECODERS]
-    return f"{', '.join([*DECODERS, *installed])}, 'package.module:function', or a name that an installed package gives"
+def _decoder_names(known: Sequence[str]) -> str:
+    installed = [name for name in installed_decoders() if name not in known]
+    return f"{', '.join([*known, *installed])}, 'package.module:function', or a name that an installed package gives"
 
 
 def _read_labels(path: Path) -> Sequence[str]:

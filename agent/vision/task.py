@@ -16,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from agent.vision.decode import Decoder, Prediction, open_decoder
+from agent.vision.answer import Answer, Decoder
 from agent.vision.preprocess import Geometry, Preprocessor, network_input
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from engines.interface import Array, Engine, OverlappingEngine, TensorSpec
 from engines.trace import span
 
 if TYPE_CHECKING:  # a job's child process has no cameras, and imports their modules for nothing
     from agent.camera.capture import Frame
 
+Show = Callable[["ServedFrame"], "ServedFrame"]  # as a policy lets an answer be shown
 POLL_S = 5e-4  # between two questions to a device
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
 _NO_IMAGE: NDArray[np.uint8] = np.empty((0, 0, 3), np.uint8)
@@ -46,7 +48,7 @@ class ServedFrame:
 
     frame: Frame
     engine_id: str
-    result: Prediction
+    result: Answer
     done_ns: int
     inferred_s: float
     geometry: Geometry | None = None
@@ -59,6 +61,11 @@ class ServedFrame:
         Made once for all who keep it.
         """
         return replace(self, frame=replace(self.frame, image=_NO_IMAGE))
+
+
+def as_served(served: ServedFrame) -> ServedFrame:
+    """Return an answer as it is: where no policy holds."""
+    return served
 
 
 class Inference(Protocol):
@@ -148,9 +155,11 @@ class VisionTask:
         network = network_input(spec, inputs[0])
         self._preprocess = Preprocessor(spec.input, network)
 
+        task = open_task(spec)
+
         @lru_cache(maxsize=_OPEN_DECODERS)
         def decoder_for(shape: tuple[int, ...]) -> Decoder:
-            return open_decoder(spec, network.size(shape), outputs)
+            return task.open_decoder(network.size(shape), outputs)
 
         self._decoder_for = decoder_for
         decoder_for(network.shape(network.usual_size))
@@ -159,7 +168,7 @@ class VisionTask:
         self._engine: Engine | None = None  # the last one that inferred
         self._overlapping: OverlappingEngine | None = None  # the same, where it preprocesses and computes in parallel
 
-    def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Prediction, Geometry]:
+    def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Answer, Geometry]:
         """Return the prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
 
         An engine that preprocesses does it itself; every other gets the output of `preprocess`.
@@ -171,7 +180,7 @@ class VisionTask:
         with span("decode"):
             return self.decode(outputs, shape), geometry
 
-    def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
+    def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Answer, Geometry]]:
         """Infer one frame after another. While an overlapping engine computes, the next frame is read and uploaded."""
         if not isinstance(engine, OverlappingEngine):
             yield from (self.infer(engine, image) for image in images)
@@ -214,7 +223,7 @@ class VisionTask:
             return PendingInference(inference, tensor.shape, geometries)
         return PendingInference(submit(partial(_run, engine.infer, batch)), tensor.shape, geometries)
 
-    def decode_batch(self, outputs: Outputs, started: PendingInference) -> list[Prediction]:
+    def decode_batch(self, outputs: Outputs, started: PendingInference) -> list[Answer]:
         """Return the predictions for frames that were started, from their outputs."""
         with span("decode"):
             if len(started) == 1:
@@ -226,7 +235,7 @@ class VisionTask:
         """Return the network input of a frame, BGR uint8 (H, W, 3), which the next call may overwrite."""
         return self._preprocess(image)
 
-    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Prediction:
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Answer:
         """Return the prediction for a batch of one, in pixels of the network input, which has this shape."""
         return self._decoder_for(shape)(outputs)
 
@@ -254,7 +263,7 @@ class VisionTask:
         inference = DeviceInference(engine, engine.start_image(image, transform), self._clock)
         return PendingInference(inference, transform.input_shape, [geometry])
 
-    def _finish(self, started: PendingInference) -> tuple[Prediction, Geometry]:
+    def _finish(self, started: PendingInference) -> tuple[Answer, Geometry]:
         outputs, _, _ = started.inference.result()
         return self.decode_batch(outputs, started)[0], started.geometries[0]
 

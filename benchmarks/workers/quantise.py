@@ -137,7 +137,7 @@ def fidelity_to(reference: onnx.ModelProto, spec: str) -> Callable[[onnx.ModelPr
     def validate(model: onnx.ModelProto, images: Iterable[Tensors]) -> Verdict:
         shown = list(images)
         pairs = zip(answers(model, shown), answers(reference, shown), strict=True)
-        agreements = [fidelity(answer, truth, model_spec.min_sqnr_db) for answer, truth in pairs]
+        agreements = [fidelity(answer, truth) for answer, truth in pairs]
         return mean([each.value for each in agreements if not each.is_empty] or [1.0]), None
 
     return validate

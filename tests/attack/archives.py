@@ -18,8 +18,8 @@ from typing import Any
 from agent.camera.images import ImageFiles
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.vision.labelled_images import labelled_images
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from attack.case import Case, Outcome, damaged, drawn
 from attack.pictures import picture, small
 from attack.spoilt import spoilt
@@ -138,7 +138,7 @@ def _frames(content: bytes, folder: Path) -> Outcome:
 
 def _labelled(spec: ModelSpec, path: Path, content: bytes) -> Outcome:
     path.write_bytes(content)
-    images = labelled_images(spec, path)
+    images = open_task(spec).labelled_images(path)
     assert len(images) >= 0
     for image, _ in islice(iter(images), 5):
         assert image.ndim == 3

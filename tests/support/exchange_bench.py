@@ -27,6 +27,7 @@ from agent.serving.trial import AnswerRecord, TrialEvents
 from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.errors import TaredError
 from calibrate.statistics.evidence import Interval
 from engines.errors import EngineError
@@ -154,7 +155,7 @@ class Bench:
         for _ in range(count):
             self.frames += 1
             frame = Frame(self.frames, self.frames / 10.0, 0, IMAGE)
-            self.record.add(ServedFrame(frame, name, {}, 0, inferred_s))
+            self.record.add(ServedFrame(frame, name, RawOutputs({}), 0, inferred_s))
 
     def tick(self, gain: Interval = UNKNOWN, drift: str = "calm") -> None:
         state = SimpleNamespace(gain=gain, is_loss=False, drift=SimpleNamespace(state=drift))

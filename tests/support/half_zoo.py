@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from zoo import Net, Shape, by_name, residual_net, rounds_half
 
-from agent.vision.fidelity import sqnr_db
+from agent.vision.tasks.raw import sqnr_db
 from benchmarks.half import run as run_batches
 from engines.graph.load import load_model
 from engines.graph.passes import PASSES

@@ -13,11 +13,14 @@ import onnx
 import yaml
 from zoo import residual_net
 
-from agent.labelling.store import Answer, Counted, Draw, LabelStore, Truth
+from agent.labelling.store import Counted, Draw, LabelStore
 from agent.models.model import open_model
-from agent.vision.decode import Classification
-from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.answer import Answer
+from agent.vision.boxes import LabelledBoxes
+from agent.vision.detections import Detections
+from agent.vision.labels import Truth
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.classify import Classification
 
 HEIGHT, WIDTH = 120, 160
 CLASSES = ("cat", "dog", "traffic light", "bus", "owl")

@@ -21,6 +21,7 @@ from agent.models.model import Model, open_model
 from agent.monitoring.observer import ObserverThread, OpenObserver
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.errors import TaredError
 from engines.errors import DeviceError
 from engines.interface import Array, Observation, Observer
@@ -90,7 +91,7 @@ class Bench:
 
         def has_come_true() -> bool:
             number = next(numbers)
-            thread.offer(ServedFrame(Frame(number, float(number), 0, image), "", {}, 0, 0.0))
+            thread.offer(ServedFrame(Frame(number, float(number), 0, image), "", RawOutputs({}), 0, 0.0))
             return until()
 
         self.clock.turn_until(has_come_true, step_s=1.0, most_s=100_000.0)

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.vision.detections import Size
+from agent.vision.boxes import Size
 from agent.vision.preprocess import NetworkInput
 from agent.vision.spec import InputSpec
 from engines.interface import Array

@@ -27,7 +27,7 @@ from agent.camera.config import CameraConfig
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.config import Config
 from agent.results.preview import Preview
-from agent.vision.decode import Prediction
+from agent.vision.answer import Answer
 from agent.vision.detections import Detections
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
@@ -43,7 +43,7 @@ class Cameras:
         self.preview: Preview | None = None
         self._newest: dict[str, ServedFrame] = {}
 
-    def answer(self, camera: str, number: int, image: Any, result: Prediction = NOTHING) -> None:
+    def answer(self, camera: str, number: int, image: Any, result: Answer = NOTHING) -> None:
         frame = Frame(number, number / 10.0, number, image, camera)
         served = self._newest[camera] = ServedFrame(frame, "f00d", result, number, 0.001)
         if self.preview is not None:

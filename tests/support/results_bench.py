@@ -12,11 +12,12 @@ from agent.camera.capture import Frame
 from agent.camera.config import CameraConfig
 from agent.config import Config
 from agent.results.writer import ResultLine
-from agent.vision.decode import Classification, Prediction
+from agent.vision.answer import Answer
 from agent.vision.detections import Detections
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification
 
 SPEC = ModelSpec.model_validate({"path": "model.onnx", "task": "detect", "decoder": "yolox", "labels": ["a", "b"]})
 CONFIG = Config(model=SPEC, camera=CameraConfig(name="street", source="clip.avi"))
@@ -30,7 +31,7 @@ def detections(*scores: float) -> Detections:
     return Detections(boxes=boxes, classes=np.ones(len(scores), np.int64), scores=np.array(scores, np.float32))
 
 
-def served(number: int, result: Prediction | None = None, geometry: Geometry | None = None) -> ServedFrame:
+def served(number: int, result: Answer | None = None, geometry: Geometry | None = None) -> ServedFrame:
     """An answer after 2.5 ms."""
     answer = result if result is not None else Classification(1, 0.75)
     return ServedFrame(
@@ -38,7 +39,7 @@ def served(number: int, result: Prediction | None = None, geometry: Geometry | N
     )
 
 
-def line(number: int, result: Prediction | None = None, spec: ModelSpec = SPEC) -> ResultLine:
+def line(number: int, result: Answer | None = None, spec: ModelSpec = SPEC) -> ResultLine:
     return ResultLine(served(number, result), spec)
 
 

@@ -13,7 +13,7 @@ from agent.config import load_config
 from agent.contract.topics import Topics
 from agent.labelling.store import LabelStore
 from agent.models.model import open_model
-from agent.vision.decode import Classification
+from agent.vision.tasks.classify import Classification
 from engines.store.artefact import Store
 
 TOPICS = Topics("default", "board")

@@ -22,7 +22,8 @@ from agent.models.model import open_model
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from agent.uplink.link import MqttLink
-from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.boxes import LabelledBoxes
+from agent.vision.detections import Detections
 from engines.registry import open_backend
 from fleet.cli.main import main
 

@@ -17,7 +17,8 @@ from runtime_under_test import RUNTIME
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.cli.offline_runs import open_engine
-from agent.vision.detections import Detections, LabelledBoxes, match
+from agent.vision.boxes import LabelledBoxes
+from agent.vision.detections import Detections, match
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.task import VisionTask
 from engines.interface import BackendOptions

@@ -6,7 +6,7 @@ const HANDLE_PX = 9, CLICK_PX = 4, MOST_SCALE = 12, POLL_MS = 5000;
 const at = (id) => document.getElementById(id);
 const canvas = at("picture"), pen = canvas.getContext("2d"), search = at("search"), classes = at("classes");
 
-let model = { task: "", labels: [] };
+let model = { form: "", labels: [] };
 let shown = { frame: null, previous: null };
 let picture = null, scale = 1;
 let boxes = [], chosen = -1, past = []; // {class, box: [x1, y1, x2, y2] in frame pixels}; undo goes back through `past`
@@ -44,7 +44,7 @@ async function attempt(work) {
   }
 }
 const nameOf = (number) => model.labels[number] ?? String(number);
-const isDetector = () => model.task === "detect";
+const isDetector = () => model.form === "boxes";
 
 async function show(next) {
   shown = next;
@@ -345,11 +345,11 @@ document.addEventListener("keydown", (event) => {
   }
 });
 window.addEventListener("resize", layOut);
-setInterval(() => model.task && !shown.frame && attempt(async () => show(await request("waiting"))), POLL_MS);
+setInterval(() => model.form && !shown.frame && attempt(async () => show(await request("waiting"))), POLL_MS);
 
 attempt(async () => {
   model = await request("model");
-  document.body.className = model.task;
+  document.body.className = model.form;
   makeClasses();
   at("help").textContent = isDetector()
     ? "Draw a box with the mouse or a finger, then press the key of its class; the next box begins with that class. Drag a chosen box or its corners, "

@@ -17,6 +17,7 @@ from agent.models.export.graphs import ENGINE, MODEL, openvino_files, trtexec_fi
 from agent.models.export.graphs import FLOAT32 as GRAPH
 from agent.models.export.source import Export, ExportSource
 from agent.vision.spec import InputSpec
+from agent.vision.tasks.opening import open_task
 from engines.graph.load import image_input
 from engines.graph.topology import graph_inputs, value_type
 
@@ -45,7 +46,7 @@ def export_deepstream(source: ExportSource) -> Export:
         making = f"First build {ENGINE} on the board: sh build_10.sh"
     if source.spec.labels:
         settings.append(f"labelfile-path={LABELS}")
-        one_line = source.spec.task == "classify"  # nvinfer separates the classes of a classifier by semicolons
+        one_line = _is_classifier(source)  # nvinfer separates the classes of a classifier by semicolons
         files[LABELS] = (";".join(source.spec.labels) + "\n").encode() if one_line else source.labels_file
     lines = [
         "[property]",
@@ -67,6 +68,10 @@ def export_deepstream(source: ExportSource) -> Export:
             "Not tried on DeepStream: compare a few answers with 'tared infer' before you rely on it.",
         ),
     )
+
+
+def _is_classifier(source: ExportSource) -> bool:
+    return open_task(source.spec).nvinfer_network_type == _CLASSIFIER
 
 
 def _is_tensorrt(source: ExportSource) -> bool:
@@ -102,7 +107,7 @@ def _preprocessing(spec: InputSpec) -> list[str]:
 
 
 def _answers(source: ExportSource) -> list[str]:
-    if source.spec.task == "classify":
+    if _is_classifier(source):
         return [f"network-type={_CLASSIFIER}", f"classifier-threshold={source.spec.score_threshold}"]
     classes = [f"num-detected-classes={len(source.spec.labels)}"] if source.spec.labels else []
     return [
@@ -114,7 +119,7 @@ def _answers(source: ExportSource) -> list[str]:
 
 
 def _answers_text(source: ExportSource) -> str:
-    if source.spec.task == "classify":
+    if _is_classifier(source):
         return f"It answers with classes of {LABELS}: the network's outputs must be probabilities for the threshold."
     decoder = f"; decode them as '{source.spec.decoder}'" if source.spec.decoder else ""
     return f"It hands out the network's raw tensors (output-tensor-meta){decoder}."
@@ -156,7 +161,7 @@ def export_triton(source: ExportSource) -> Export:
 def _config(source: ExportSource, name: str, backend: str, graph: ModelProto) -> str:
     """Return config.pbtxt in protobuf's text format. max_batch_size 0: shapes are those of the whole tensor."""
     inputs = [_tensor("input", value, "") for value in graph_inputs(graph)]
-    labelled = LABELS if source.spec.task == "classify" and source.spec.labels else ""
+    labelled = LABELS if _is_classifier(source) and source.spec.labels else ""
     outputs = [_tensor("output", value, labelled) for value in graph.graph.output]
     parameters = [
         _parameter("tared.artefact", source.artefact.id),

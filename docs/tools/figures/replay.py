@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from agent.daemon.review import REFERENCE, Panel, read_labels
 from agent.models.model import Model, open_model, tap_weights
 from agent.monitoring.drift import DriftMonitor, Regime
 from agent.monitoring.observation_budget import ObservationBudget
-from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
-from agent.vision.fidelity import MatchCounts, count_matches, fidelity
+from agent.vision.answer import MatchCounts
+from agent.vision.boxes import NO_BOXES, LabelledBoxes
+from agent.vision.detections import Detections, count_matches
+from agent.vision.fidelity import fidelity
 from agent.vision.task import VisionTask
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.statistics.evidence import DriftDetector
@@ -58,9 +60,7 @@ def answered_frames(run: StreetRun) -> Iterator[Answered]:
                 continue
             answers, geometry = panel.answers(image)
             agreements = {
-                name: fidelity(each, answers[REFERENCE], run.config.model.min_sqnr_db)
-                for name, each in answers.items()
-                if name != REFERENCE
+                name: fidelity(each, answers[REFERENCE]) for name, each in answers.items() if name != REFERENCE
             }
             truth = truths.get(number, NO_BOXES)
             assert isinstance(truth, LabelledBoxes)
@@ -68,7 +68,7 @@ def answered_frames(run: StreetRun) -> Iterator[Answered]:
                 ts,
                 image,
                 truth,
-                {name: replace(each, boxes=geometry.to_frame(each.boxes)) for name, each in answers.items()},
+                {name: each.in_frame(geometry) for name, each in answers.items() if isinstance(each, Detections)},
                 {name: each.value for name, each in agreements.items() if not each.is_empty},
             )
 

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from agent.daemon.review import REFERENCE
-from agent.vision.drawing import draw_prediction
 from docs.tools.figures.picture import BLUE, FAINT, GREEN, INK, VERMILLION, WIDTH_PX, mark, new_figure, save
 from docs.tools.figures.replay import Answered, answered_frames
 from docs.tools.figures.street_run import StreetRun
@@ -72,7 +71,7 @@ def _panels(figure: Figure, run: StreetRun, frame: Answered) -> int:
     width_px = (WIDTH_PX - (_PANELS - 1) * _GAP_PX) // _PANELS
     scale = width_px / frame.image.shape[1]
     for number, (name, title, color) in enumerate((*titles, (morning, "INT8, recalibrated", GREEN))):
-        drawn = draw_prediction(frame.image, frame.answers[name], None, run.config.model, scale)
+        drawn = frame.answers[name].drawn_into(frame.image, None, run.config.model, scale)
         left_px, bottom_px = number * (width_px + _GAP_PX), _HEIGHT_PX - _TITLE_PX - drawn.shape[0]
         figure.figimage(drawn[:, :, ::-1] / 255.0, left_px, bottom_px, origin="upper")
         words, top = f"{title}: F1 {scores[name]['f1']:.2f}", 1.0 - 0.5 * _TITLE_PX / _HEIGHT_PX

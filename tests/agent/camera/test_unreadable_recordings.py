@@ -21,7 +21,7 @@ from agent.common.errors import CameraError
 from agent.control.summary import Period, Score
 from agent.daemon.review import Panel as AnyPanel
 from agent.daemon.review import review
-from agent.vision.detections import LabelledBoxes
+from agent.vision.boxes import NO_BOXES, LabelledBoxes
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_labels_belong_to_their_pictures_also_behind_a_bad_one(tmp_path: Path) -
             shown.append(len(truth.boxes))
             return {}
 
-    review(cast(AnyPanel, Panel()), source, labels, [Period("all", 0.0, 10.0)])
+    review(cast(AnyPanel, Panel()), source, labels, NO_BOXES, [Period("all", 0.0, 10.0)])
     assert shown == [1, 3, *range(4, 12)]
 
 

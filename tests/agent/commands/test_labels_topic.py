@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from agent.camera.capture import Frame
 from agent.commands.labels import LabelsInbox
 from agent.monitoring.accuracy import LiveAccuracy
-from agent.vision.decode import Classification
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
@@ -29,11 +30,11 @@ class Desk:
 
     def __init__(self, task: str = "classify", labels: tuple[str, ...] = CLASSES) -> None:
         decoder = "yolox" if task == "detect" else None
-        spec = ModelSpec(path=Path("x.onnx"), task=task, decoder=decoder, labels=labels)  # type: ignore[arg-type]  # a task
+        spec = ModelSpec(path=Path("x.onnx"), task=task, decoder=decoder, labels=labels)
         boxes = np.array([[10, 10, 30, 30]], np.float32)
         detected = Detections(boxes=boxes, classes=np.array([1]), scores=np.array([0.9], np.float32))
         self.reported: list[tuple[str, int, str]] = []
-        self.accuracy = LiveAccuracy(task)
+        self.accuracy = LiveAccuracy(open_task(spec).labels)
         for frame in range(10):
             answer = Classification(1, 0.9) if task == "classify" else detected
             self.accuracy.add_answer(ServedFrame(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))

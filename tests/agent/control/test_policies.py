@@ -21,8 +21,8 @@ from agent.contract.commands import PolicyArgs
 from agent.control.policies import FILE, Policies
 from agent.daemon.handlers import engine_handlers
 from agent.results.writer import ResultLine
-from agent.vision.decode import Classification
 from agent.vision.detections import Detections
+from agent.vision.tasks.classify import Classification
 
 __all__ = ["bench", "desk"]  # fixtures
 MASK = [[0.0, 0.0], [0.5, 0.0], [0.5, 1.0]]

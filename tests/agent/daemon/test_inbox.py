@@ -29,6 +29,7 @@ from agent.mqtt.message import Message
 from agent.uplink.link import MqttLink
 from agent.uplink.reporter import Reporter
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 
 
 class Board:
@@ -48,7 +49,9 @@ class Board:
         releases = Releases(authority, folder / "releases.json")
         admit = ModelAdmission(model.path, False, 0, releases)
         delivery = FileReceiver(folder / "incoming", 0, lambda _: None, admit, unexpected)
-        labels = LabelsInbox({"front": LiveAccuracy(model.task)}, model, lambda error, _: unexpected(error))
+        labels = LabelsInbox(
+            {"front": LiveAccuracy(open_task(model).labels)}, model, lambda error, _: unexpected(error)
+        )
         handlers = Device().handlers()
         self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter, self.clock)
 

@@ -10,7 +10,7 @@ from agent.common.latency import LoopSample
 from agent.control.summary import Alarm, RunSummary, Score, Swap
 from agent.daemon.review import REFERENCE
 from agent.daemon.summary_table import print_summary, sparkline
-from agent.vision.fidelity import MatchCounts
+from agent.vision.answer import MatchCounts
 from calibrate.statistics.evidence import Interval
 
 

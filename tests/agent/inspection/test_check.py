@@ -18,7 +18,8 @@ from places import ROOT
 from zoo import Net
 
 from agent.inspection.check import Check, run_check
-from agent.inspection.sureness import Sureness, compare, disordered
+from agent.inspection.sureness import Sureness, compare
+from agent.vision.tasks.classify import disordered
 from examples.street.scene import Street
 from fleet.cli.main import main
 

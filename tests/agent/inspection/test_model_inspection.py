@@ -37,9 +37,10 @@ from agent.common.schema import read_yaml
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model, write_spec
 from agent.inspection.spec_guess import class_names, fitting_heads
-from agent.vision.decode import Classification, open_decoder
 from agent.vision.preprocess import network_input
 from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.opening import open_task
 from engines.graph.load import image_input, load_model
 from engines.interface import TensorSpec
 from engines.preprocessing import Layout, PixelType
@@ -78,7 +79,7 @@ def test_every_family_is_known_by_its_graph(make: Family, tmp_path: Path) -> Non
     assert inspection.classes == {"end2end": 0, "yunet": 1}.get(spec.decoder or "", CLASSES)
     outputs = run(model, np.ones(IMAGE, np.float32))
     tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
-    open_decoder(spec, IMAGE[2:], tensors)(outputs)
+    open_task(spec).open_decoder(IMAGE[2:], tensors)(outputs)
 
 
 @pytest.mark.parametrize("make", DETECTORS)
@@ -139,12 +140,12 @@ def test_a_classifier_of_rank_4_is_served_with_labels(make: Family, tmp_path: Pa
     outputs = run(model, np.ones(IMAGE, np.float32))
     (tensor,) = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
     assert tensor.shape == (1, CLASSES, 1, 1)
-    answer = open_decoder(spec, IMAGE[2:], [tensor])(outputs)
+    answer = open_task(spec).open_decoder(IMAGE[2:], [tensor])(outputs)
     assert isinstance(answer, Classification)
     assert answer.class_id == int(outputs[tensor.name].argmax())
     assert answer.score > 0.001
     with pytest.raises(ConfigError, match="3 labels"):
-        open_decoder(spec, IMAGE[2:], [TensorSpec("map", tensor.dtype, (1, CLASSES, 3, 1))])
+        open_task(spec).open_decoder(IMAGE[2:], [TensorSpec("map", tensor.dtype, (1, CLASSES, 3, 1))])
 
 
 def test_a_model_that_its_metadata_say_is_no_detector(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from label_bench import CLASSES, LabelBench, coco
 from pycocotools.coco import COCO
 
-from agent.vision.detections import NO_BOXES
+from agent.vision.boxes import NO_BOXES
 from fleet.cli.main import main
 
 HASHED = "upload\\4\\cb0618f6-00000002.jpg"  # as Label Studio names an uploaded file

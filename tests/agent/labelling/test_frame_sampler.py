@@ -16,11 +16,12 @@ from turned_clock import TurnedClock
 from agent.camera.capture import Frame
 from agent.config import LabellingConfig
 from agent.labelling import sampling, store
-from agent.labelling.sampling import FrameSampler, how_sure
-from agent.labelling.store import Answer, Counted, LabelStore
-from agent.vision.decode import Classification
+from agent.labelling.sampling import FrameSampler
+from agent.labelling.store import Counted, LabelStore
+from agent.vision.answer import Answer
 from agent.vision.detections import Detections
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification
 from calibrate.errors import TaredError
 
 WEEK_S = 7 * 86_400
@@ -219,6 +220,6 @@ def test_the_surer_both_are_and_the_more_they_agree_the_surer_a_frame_is() -> No
         ],
     ]
     for ladder in ladders:
-        sure = [how_sure(*pair) for pair in ladder]
+        sure = [served.sureness(reference) for served, reference in ladder]
         assert sure == sorted(sure, reverse=True)
-    assert how_sure(detections(), detections()) == 0.0
+    assert detections().sureness(detections()) == 0.0

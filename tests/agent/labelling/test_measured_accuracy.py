@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from agent.labelling.accuracy import count_frame, measured_accuracy, score
-from agent.labelling.store import Answer, Counted, DrawnFrame, Truth
-from agent.vision.decode import Classification
-from agent.vision.detections import Detections, LabelledBoxes
+from agent.labelling.accuracy import count_frame, measured_accuracy
+from agent.labelling.store import Counted, DrawnFrame
+from agent.vision.answer import Answer
+from agent.vision.boxes import LabelledBoxes
+from agent.vision.detections import Detections
+from agent.vision.labels import Truth
+from agent.vision.tasks.classify import Classification
 from calibrate.statistics.sampling import STRATA
 
 BOX = (10.0, 10.0, 30.0, 30.0)
@@ -66,11 +69,15 @@ def boxes(*corners: tuple[float, ...], classes: tuple[int, ...] = ()) -> Detecti
     )
 
 
+def counted(answer: Answer, truth: Truth, classes: Sequence[int]) -> np.ndarray:
+    return count_frame(answer.accuracy(truth), answer.hits(truth), classes)
+
+
 def test_a_frame_counts_for_each_class_that_is_shown_or_found() -> None:
     truth = LabelledBoxes(boxes=np.array([BOX, OTHER], np.float32), classes=np.array([0, 1]))
-    counts = count_frame(boxes(BOX, OTHER, classes=(0, 2)), truth, [0, 1, 2])
+    counts = counted(boxes(BOX, OTHER, classes=(0, 2)), truth, [0, 1, 2])
     assert counts.tolist() == [[0.5, 1, 1, 1, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0]]
-    assert count_frame(Classification(3, 0.9), 4, [3, 4])[:, 2:].tolist() == [[0, 1, 1], [0, 1, 0], [0, 0, 1]]
+    assert counted(Classification(3, 0.9), 4, [3, 4])[:, 2:].tolist() == [[0, 1, 1], [0, 1, 0], [0, 0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -78,11 +85,11 @@ def test_a_frame_counts_for_each_class_that_is_shown_or_found() -> None:
     [(Classification(3, 0.9), 3, 1.0), (Classification(3, 0.9), 2, 0.0), (boxes(BOX), boxes(BOX, OTHER), 2 / 3)],
 )
 def test_a_score(answer: Answer, truth: Truth, expected: float) -> None:
-    assert score(answer, truth) == pytest.approx(expected)
+    assert answer.accuracy(truth) == pytest.approx(expected)
 
 
 def test_nothing_found_where_nothing_is_has_no_score() -> None:
-    assert score(boxes(), boxes()) is None
+    assert boxes().accuracy(boxes()) is None
 
 
 def test_int8_is_bounded_beside_float_in_all_and_by_class_camera_and_regime() -> None:

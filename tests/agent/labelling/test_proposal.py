@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from agent.labelling.proposal import PolicyProposal, propose
-from agent.labelling.store import Answer, DrawnFrame, Truth
-from agent.vision.decode import Classification
-from agent.vision.detections import Detections, LabelledBoxes
+from agent.labelling.store import DrawnFrame
+from agent.vision.answer import Answer
+from agent.vision.boxes import LabelledBoxes
+from agent.vision.detections import Detections
+from agent.vision.labels import Truth
 from agent.vision.policy import Policy
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.classify import Classification
 
 LABELS = ["person", "car", "owl"]
 DETECTOR = ModelSpec.model_validate({"path": "m.onnx", "task": "detect", "decoder": "yolox", "labels": LABELS})

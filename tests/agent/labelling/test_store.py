@@ -11,7 +11,8 @@ from label_bench import LabelBench
 
 from agent.common.errors import AgentError
 from agent.labelling.store import LabelStore
-from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
+from agent.vision.boxes import NO_BOXES, LabelledBoxes
+from agent.vision.detections import Detections
 
 
 def test_a_frame_comes_back_as_it_was_drawn_and_a_label_as_it_was_given(tmp_path: Path) -> None:

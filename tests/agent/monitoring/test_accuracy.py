@@ -13,10 +13,14 @@ import pytest
 from agent.camera.capture import Frame
 from agent.monitoring.accuracy import LabelsError, LiveAccuracy, RecentAnswer, RecentAnswers, accuracy_bound
 from agent.monitoring.evidence_file import EvidenceFile
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.answer import Answer
+from agent.vision.boxes import LabelledBoxes
+from agent.vision.detections import Detections
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification, Classify
+from agent.vision.tasks.detect import Detect
+from agent.vision.tasks.raw import Raw, RawOutputs
 from calibrate.statistics.evidence import Interval
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
@@ -25,7 +29,7 @@ Row = tuple[float, float, float, float]
 BOX: Row = (10.0, 10.0, 30.0, 30.0)
 
 
-def served(frame: int, result: Prediction, engine: str = "int8", ts: float | None = None) -> ServedFrame:
+def served(frame: int, result: Answer, engine: str = "int8", ts: float | None = None) -> ServedFrame:
     return ServedFrame(Frame(frame, frame / FPS if ts is None else ts, 0, IMAGE), engine, result, 0, 0.0)
 
 
@@ -43,7 +47,7 @@ def truth(*boxes: Row, classes: Sequence[int] = ()) -> LabelledBoxes:
 
 
 def classifier(*class_ids: int, engine: str = "int8") -> LiveAccuracy:
-    accuracy = LiveAccuracy("classify")
+    accuracy = LiveAccuracy(Classify.labels)
     for frame, class_id in enumerate(class_ids):
         accuracy.add_answer(served(frame, Classification(class_id, 1.0), engine))
     return accuracy
@@ -59,7 +63,7 @@ def counted(accuracy: LiveAccuracy) -> tuple[float, int]:
 
 def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
     """Detections come in network pixels, half of the frame's and 5 below its top; labels in the frame's own."""
-    accuracy = LiveAccuracy("detect")
+    accuracy = LiveAccuracy(Detect.labels)
     geometry = Geometry(200, 100, scale_x=0.5, scale_y=0.5, left_px=0, top_px=5)
     in_network = found((5.0, 10.0, 15.0, 20.0), (40.0, 20.0, 60.0, 30.0), classes=(1, 0))
     accuracy.add_answer(ServedFrame(Frame(0, 0.0, 0, IMAGE), "int8", in_network, 0, 0.0, geometry))
@@ -68,7 +72,7 @@ def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
 
 
 def test_frames_without_an_object_on_which_nothing_was_found_are_counted_apart() -> None:
-    accuracy = LiveAccuracy("detect")
+    accuracy = LiveAccuracy(Detect.labels)
     for frame, answer in enumerate([found(), found(BOX), found()]):
         accuracy.add_answer(served(frame, answer))
         accuracy.label_frame(frame, truth())
@@ -97,7 +101,7 @@ def test_accuracy_starts_anew_with_the_engine_and_late_labels_of_the_old_one_cou
 
 
 def test_the_labels_of_a_recording_score_every_frame_once_and_those_not_named_show_nothing() -> None:
-    accuracy = LiveAccuracy("detect")
+    accuracy = LiveAccuracy(Detect.labels)
     labels = {0: truth(BOX), 2: truth(BOX), 9: truth(BOX)}
     for frame in range(4):
         accuracy.add_answer(served(frame, found(BOX)))
@@ -113,8 +117,8 @@ def test_a_classifiers_recording_may_be_labelled_in_part() -> None:
 
 
 def test_raw_outputs_are_not_kept() -> None:
-    accuracy = LiveAccuracy("raw")
-    accuracy.add_answer(served(0, {"y": np.zeros((1, 1000), np.float32)}))
+    accuracy = LiveAccuracy(Raw.labels)
+    accuracy.add_answer(served(0, RawOutputs({"y": np.zeros((1, 1000), np.float32)})))
     with pytest.raises(LabelsError, match="no frame was answered yet"):
         accuracy.label_frame(0, 1)
 
@@ -136,7 +140,7 @@ def test_a_supervisor_that_hangs_loses_the_oldest_answers_and_no_image_waits_for
 
 def remembering(path: Path, engine: str, frames: int, first_ts: float) -> LiveAccuracy:
     """A new process on the same camera, which has answered so many frames, all with class 3."""
-    accuracy = LiveAccuracy("classify")
+    accuracy = LiveAccuracy(Classify.labels)
     accuracy.remember(EvidenceFile(path, "rtsp://camera", lambda error: pytest.fail(str(error))))
     for frame in range(frames):
         accuracy.add_answer(served(frame, Classification(3, 1.0), engine, first_ts + frame / FPS))

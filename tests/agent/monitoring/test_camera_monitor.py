@@ -14,7 +14,7 @@ from worlds import SPEC
 from zoo import Net
 
 from agent.camera.capture import Frame
-from agent.collection.collection import SharedCollection, shown_classes
+from agent.collection.collection import SharedCollection
 from agent.common.schema import validate
 from agent.config import Config
 from agent.models.model import Model
@@ -23,10 +23,12 @@ from agent.monitoring.camera_monitor import CameraMonitor, Spending
 from agent.monitoring.drift import Regime
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.regimes import Regimes, RegimeStore
-from agent.vision.decode import Classification, Prediction
+from agent.vision.answer import Answer
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from calibrate.plan import ALL_INT8
 from engines.calibration import calibrate_histograms
@@ -60,7 +62,7 @@ def feed(
     wrong: int = 0,
     frozen: bool = False,
     dark: bool = False,
-    truth: Prediction = RIGHT,
+    truth: Answer = RIGHT,
 ) -> None:
     """A frame a second; of every ten so many are answered wrongly."""
     for second in seconds:
@@ -312,9 +314,9 @@ def test_from_a_warning_on_frames_are_taken_as_they_come(config: Config) -> None
 def test_the_classes_of_a_frame_are_those_that_the_reference_sees() -> None:
     boxes = np.zeros((3, 4), np.float32)
     seen = Detections(boxes=boxes, classes=np.array([2, 0, 2]), scores=np.ones(3, np.float32))
-    assert shown_classes(seen) == {0, 2}
-    assert shown_classes(RIGHT) == {0}
-    assert shown_classes(NOTHING) == shown_classes({"output": boxes}) == frozenset()
+    assert seen.classes_seen == {0, 2}
+    assert RIGHT.classes_seen == {0}
+    assert NOTHING.classes_seen == RawOutputs({"output": boxes}).classes_seen == frozenset()
 
 
 def test_thumbnails_are_kept_only_for_a_sheet(config: Config) -> None:
@@ -368,7 +370,7 @@ def many(classes: int) -> Detections:
 
 @pytest.mark.parametrize(("truths", "times"), [((NOTHING,), 0), ((many(2), many(4), many(4)), 200 * 10 // 3 // 64)])
 def test_losses_of_classes_are_kept_every_so_many_values(
-    config: Config, truths: tuple[Prediction, ...], times: int
+    config: Config, truths: tuple[Answer, ...], times: int
 ) -> None:
     monitor, notes = monitor_for(config), Notes()
     monitor.remember(notes)

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from agent.monitoring.class_losses import ClassLosses, LossExample
-from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.errors import CalibrationError
 
-Answer = Callable[[int, int], int | None]  # from the frame and the reference's class
+Serve = Callable[[int, int], int | None]  # from the frame and the reference's class
 
 
 def seen(class_id: int | None) -> Classification:
     return Classification(-1 if class_id is None else class_id, 1.0)
 
 
-def watch(losses: ClassLosses, answer: Answer, first: int, frames: int, classes: int = 10) -> ClassLosses:
+def watch(losses: ClassLosses, answer: Serve, first: int, frames: int, classes: int = 10) -> ClassLosses:
     """Classes in a random order, each as often."""
     order = np.random.default_rng(first).integers(0, classes, frames).tolist()
     for frame, class_id in enumerate(order, first):
@@ -66,9 +67,7 @@ def test_the_objects_of_a_frame_count_together_and_missed_ones_have_nothing_in_t
     boxes = np.array([[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]], np.float32)
     reference = Detections(boxes=boxes, classes=np.array([1, 1, 1, 2]), scores=np.full(4, 0.9, np.float32))
     losses = ClassLosses(1.0, 1.0)
-    half: Prediction = Detections(
-        boxes=boxes[[0, 1, 3]], classes=np.array([1, 1, 2]), scores=np.full(3, 0.9, np.float32)
-    )
+    half = Detections(boxes=boxes[[0, 1, 3]], classes=np.array([1, 1, 2]), scores=np.full(3, 0.9, np.float32))
     for frame in range(800):
         losses.add(frame, float(frame), reference, reference)
     for frame in range(400):
@@ -101,5 +100,5 @@ def test_a_state_that_no_process_has_left_is_refused(state: dict[str, object]) -
 
 def test_raw_outputs_are_ignored() -> None:
     losses = ClassLosses(1.0, 1.0)
-    losses.add(0, 0.0, {"out": np.zeros(3)}, {"out": np.zeros(3)})
+    losses.add(0, 0.0, RawOutputs({"out": np.zeros(3)}), RawOutputs({"out": np.zeros(3)}))
     assert (losses.values, losses.lost) == (0, ())

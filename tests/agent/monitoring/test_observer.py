@@ -20,6 +20,7 @@ from agent.config import Config
 from agent.monitoring.observation_budget import ObservationBudget
 from agent.monitoring.observer import PREPARING, ObserverThread
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.errors import TaredError
 from engines.errors import EngineError
 from engines.interface import Array, Observation, Observer, Progress
@@ -113,7 +114,7 @@ def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> No
     thread = bench.start(slow)
     assert thread.states()["camera"].outage == PREPARING
     for ts in range(100):
-        thread.offer(ServedFrame(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0, 0.0))
+        thread.offer(ServedFrame(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", RawOutputs({}), 0, 0.0))
     gate.set()
     thread.wait_until_tried(MANY)
     assert thread.states()["camera"].outage == ""

@@ -14,9 +14,10 @@ from plan_world import LOUD, QUIET, RAW, two_branches
 from zoo import Net
 
 from agent.models.model import Model, calibrate, open_model
-from agent.planning.what_if import Sighting, WhatIf, outputs_divergence, sightings_divergence
+from agent.planning.what_if import WhatIf, outputs_divergence
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration
 from engines.registry import open_backend
@@ -34,11 +35,19 @@ def detections(*rows: tuple[float, float, float, float, int, float]) -> Detectio
 
 
 NOTHING = detections()
+DETECTOR = ModelSpec.model_validate({"path": "m.onnx", "task": "detect", "decoder": "yolox"})
 BOX = (0.0, 0.0, 10.0, 10.0, 1, 0.8)
 
 
+Sighting = tuple[Detections, Detections]  # what is seen, and the candidates that it was chosen from
+
+
 def sighting(*rows: tuple[float, float, float, float, int, float]) -> Sighting:
-    return Sighting(detections(*rows), detections(*rows))
+    return detections(*rows), detections(*rows)
+
+
+def sightings_divergence(served: Sighting, reference: Sighting) -> float | None:
+    return open_task(DETECTOR).divergence(served, reference)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +58,7 @@ def sighting(*rows: tuple[float, float, float, float, int, float]) -> Sighting:
         (sighting(BOX), sighting(), 1.0),
         (sighting((*BOX[:4], 2, BOX[5])), sighting(BOX), 1.0),
         # Below the threshold it is a candidate still: small noise moves the divergence a little.
-        (Sighting(NOTHING, detections((*BOX[:5], 0.29))), sighting((*BOX[:5], 0.31)), 0.02**2),
+        ((NOTHING, detections((*BOX[:5], 0.29))), sighting((*BOX[:5], 0.31)), 0.02**2),
         (sighting((5.0, 0.0, 15.0, *BOX[3:])), sighting(BOX), (1 - 50 / 150) ** 2),
     ],
     ids=["equal", "missed", "invented", "misclassified", "faded", "moved"],

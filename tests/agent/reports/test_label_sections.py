@@ -9,7 +9,7 @@ import pytest
 
 from agent.labelling.store import Counted, Draw, LabelStore
 from agent.reports.labels import label_sections
-from agent.vision.decode import Classification
+from agent.vision.tasks.classify import Classification
 from calibrate.statistics.sampling import STRATA
 
 CUTS = [0.1, 0.2, 0.3, 0.4, 0.5]

@@ -9,14 +9,16 @@ from results_bench import HALVED, SPEC, detections
 
 from agent.camera.capture import Frame
 from agent.results.snapshot import annotate, encode_jpeg
-from agent.vision.decode import Classification, Prediction
+from agent.vision.answer import Answer
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.raw import RawOutputs
 
 GREY = 128
 
 
-def drawn(result: Prediction, geometry: Geometry | None = None) -> np.ndarray:
+def drawn(result: Answer, geometry: Geometry | None = None) -> np.ndarray:
     """Where the picture differs from the frame (height, width)."""
     image = np.full((120, 160, 3), GREY, np.uint8)
     served = ServedFrame(Frame(0, 0.0, 0, image), "a", result, 0, 0.0, geometry)
@@ -43,7 +45,7 @@ def test_a_class_is_written_into_the_corner() -> None:
 
 
 def test_raw_outputs_are_not_drawn() -> None:
-    assert not drawn({"a": np.zeros(3, np.float32)}).any()
+    assert not drawn(RawOutputs({"a": np.zeros(3, np.float32)})).any()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config, PreviewConfig
 from agent.results.preview import Preview
-from agent.vision.drawing import draw_prediction
+from agent.vision.answer import Answer
 from agent.vision.preprocess import Geometry
 from calibrate.errors import TaredError
 
@@ -103,11 +103,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """For each picture that is drawn, the name of the thread that draws it."""
     threads: list[str] = []
 
+    draw = Answer.drawn_into
+
     def drawing(*arguments: Any) -> object:
         threads.append(threading.current_thread().name)
-        return draw_prediction(*arguments)
+        return draw(*arguments)
 
-    monkeypatch.setattr("agent.results.preview.draw_prediction", drawing)
+    monkeypatch.setattr(Answer, "drawn_into", drawing)
     return threads
 
 
@@ -188,7 +190,7 @@ def test_a_frame_that_is_scaled_down_has_its_boxes_where_they_were() -> None:
     quartered = Geometry(400, 200, 0.25, 0.25, 0, 25)
     result = detections(0.5)
     result.boxes[0] = [25, 50, 45, 70]  # in the frame from (100, 100) to (180, 180)
-    picture = draw_prediction(image, result, quartered, SPEC, 0.5)
+    picture = result.drawn_into(image, quartered, SPEC, 0.5)
     found = (picture != 128).any(axis=2)
     assert picture.shape == (100, 200, 3)
     assert found[50:91, 50].all()

@@ -9,7 +9,7 @@ from bench import strict
 from results_bench import HALVED, SPEC, detections, line, served
 
 from agent.results.writer import ResultLine
-from agent.vision.decode import prediction_as_dict
+from agent.vision.tasks.raw import RawOutputs
 
 WHO = {"frame": 7, "ts": 0.7, "camera": "street", "engine": "f00d", "latency_ms": 2.5}
 
@@ -32,12 +32,12 @@ def test_a_class_with_its_label() -> None:
 
 
 def test_nan_and_infinity_are_null() -> None:
-    outputs = {"y": np.array([[1.0, np.nan, -np.inf]], np.float32)}
+    outputs = RawOutputs({"y": np.array([[1.0, np.nan, -np.inf]], np.float32)})
     assert strict(line(7, outputs).encoded.decode())["outputs"] == {"y": [[1.0, None, None]]}
 
 
 def test_whole_numbers_stay_whole() -> None:
-    assert prediction_as_dict({"y": np.array([1, 2])}, None, SPEC) == {"outputs": {"y": [1, 2]}}
+    assert RawOutputs({"y": np.array([1, 2])}).as_dict(SPEC) == {"outputs": {"y": [1, 2]}}
 
 
 def test_an_answer_that_waits_keeps_all_but_its_image() -> None:

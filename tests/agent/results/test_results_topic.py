@@ -22,6 +22,7 @@ from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message, Newest
 from agent.results.mqtt_output import ResultsTopic, result_payload
 from agent.results.writer import ResultsWriter
+from agent.vision.tasks.raw import RawOutputs
 
 TOPICS = Topics("default", "board")
 
@@ -81,7 +82,7 @@ def test_a_document_that_just_fits_is_whole() -> None:
 
 
 def test_raw_outputs_that_are_too_long_are_left_out() -> None:
-    cut = read_object(result_payload(line(3, {"y": np.zeros((1, 20_000), np.float32)}).document))
+    cut = read_object(result_payload(line(3, RawOutputs({"y": np.zeros((1, 20_000), np.float32)})).document))
     assert (cut["outputs"], cut["left_out"]) == ({}, 1)
 
 

@@ -22,10 +22,10 @@ from agent.config import BatchConfig
 from agent.models.build import build_artefact
 from agent.models.model import Model, open_model
 from agent.serving.inference import FrameLoop, RoundRobinScheduler
-from agent.vision.decode import Classification
 from agent.vision.output_checks import check_batch
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame, VisionTask
+from agent.vision.tasks.classify import Classification
 from engines.interface import Array, Engine, silent
 from engines.registry import open_backend
 

@@ -14,6 +14,7 @@ from agent.camera.config import CameraConfig
 from agent.camera.source import Source
 from agent.common.errors import CameraError
 from agent.serving.pipeline import Feed, total_frames
+from agent.vision.tasks.classify import Classify
 
 
 class Reading(threading.Thread):
@@ -34,7 +35,7 @@ def watched(
     clock: TurnedClock, live: bool = True, on_change: Callable[[CameraError | None], None] = lambda _: None
 ) -> tuple[Feed, Any]:
     source = Source("rtsp", "rtsp://127.0.0.1:1/x") if live else Source("video", "clip.avi")
-    feed = Feed(CameraConfig(source=source.location), source, FrameSlot(not live), "classify", 0, on_change, clock)
+    feed = Feed(CameraConfig(source=source.location), source, FrameSlot(not live), Classify.labels, 0, on_change, clock)
     reading: Any = Reading()
     feed.capture = reading
     reading.start()
@@ -78,7 +79,9 @@ def test_a_driver_that_hangs_is_reported_as_a_silent_camera(
 
     monkeypatch.setattr("agent.camera.capture.read_images", read)
     source = Source("v4l2", "/dev/video0")
-    feed = Feed(CameraConfig(source="v4l2:/dev/video0"), source, FrameSlot(False), "classify", 0, changes.append, clock)
+    feed = Feed(
+        CameraConfig(source="v4l2:/dev/video0"), source, FrameSlot(False), Classify.labels, 0, changes.append, clock
+    )
     feed.capture.start()
     assert hangs.wait(30.0)
     feed.poll()

@@ -27,8 +27,8 @@ from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
 from agent.serving.inference import Sink
 from agent.serving.pipeline import Feed, Pipeline
-from agent.vision.decode import Classification
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification
 from calibrate.errors import TaredError
 from engines.interface import silent
 from engines.registry import open_backend

@@ -12,6 +12,7 @@ from agent.monitoring.camera_monitor import PairedFidelityGain
 from agent.serving.trial import AnswerRecord, Probation, deadline_s, quantile_bounds
 from agent.vision.fidelity import Fidelity
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.statistics.evidence import Interval
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
@@ -21,7 +22,7 @@ UNKNOWN = Interval(0.0, -1.0, 1.0, 0)
 def answer(record: AnswerRecord, engine: str, *, frame: int, inferred_s: float = 0.01, ts: float | None = None) -> None:
     captured_ns = frame * 100_000_000
     taken = Frame(frame, frame / 10.0 if ts is None else ts, captured_ns, IMAGE)
-    record.add(ServedFrame(taken, engine, {}, captured_ns, inferred_s))
+    record.add(ServedFrame(taken, engine, RawOutputs({}), captured_ns, inferred_s))
 
 
 def probation(
@@ -242,7 +243,7 @@ def test_time_passes_where_cameras_deliver_in_step(order: int) -> None:
     for tenth in range(600):
         for number in range(4)[::order]:
             captured_ns = tenth * 100_000_000 + number * 1000
-            record.add(ServedFrame(Frame(tenth, 0.0, captured_ns, IMAGE, str(number)), "new", {}, 0, 0.01))
+            record.add(ServedFrame(Frame(tenth, 0.0, captured_ns, IMAGE, str(number)), "new", RawOutputs({}), 0, 0.01))
     assert record.seconds("new") == pytest.approx(60.0, rel=0.05)
     assert record.frames("new") == 2400
 
@@ -250,6 +251,6 @@ def test_time_passes_where_cameras_deliver_in_step(order: int) -> None:
 def test_a_share_of_a_batch_is_no_measure_for_a_frame_alone() -> None:
     record = AnswerRecord(live=True)
     for number in range(40):
-        record.add(ServedFrame(Frame(number, 0.0, number, IMAGE), "old", {}, 0, 0.002, batch_size=4))
+        record.add(ServedFrame(Frame(number, 0.0, number, IMAGE), "old", RawOutputs({}), 0, 0.002, batch_size=4))
     assert record.times_s("old").size == 0
     assert record.frames("old") == 40

@@ -11,8 +11,8 @@ import pytest
 from agent.common.errors import AgentError
 from agent.common.schema import validate
 from agent.serving.trial import CheckedVisionTask, NonFiniteRecorder, as_failure, check_outputs
-from agent.vision.decode import Classification
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.classify import Classification
 from engines.errors import EngineError
 from engines.interface import TensorSpec
 

@@ -14,6 +14,7 @@ from turned_clock import TurnedClock
 from agent.camera.capture import Frame
 from agent.serving.trial import REHEARSAL_S
 from agent.vision.task import ServedFrame
+from agent.vision.tasks.raw import RawOutputs
 
 DEADLINE_S = 2.0
 
@@ -28,7 +29,7 @@ def released() -> Iterator[threading.Event]:
 
 def previous(bench: Bench, engine: str = "new") -> Any:
     """Return the previous engine's prediction for a frame that this engine has answered."""
-    served = ServedFrame(Frame(99, 99.0, 0, IMAGE), engine, {}, 0, 0.0)
+    served = ServedFrame(Frame(99, 99.0, 0, IMAGE), engine, RawOutputs({}), 0, 0.0)
     return bench.loop.previous_prediction(served, PlainTask())
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.validation.confusion import Disagreement
-from agent.vision.decode import Classification
 from agent.vision.detections import Detections, match
-from agent.vision.fidelity import answers
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.raw import RawOutputs
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:
@@ -24,41 +24,41 @@ CAR, TRUCK, BUS = 0, 1, 2
 
 
 def test_a_classified_frame_is_one_object() -> None:
-    assert answers(Classification(8, 0.9), Classification(6, 0.5)) == [(6, 8)]
-    assert answers(Classification(6, 0.9), Classification(6, 0.5)) == [(6, 6)]
-    assert answers(None, Classification(6, 0.5)) == [(6, None)]
+    assert Classification(6, 0.5).pairs(Classification(8, 0.9)) == [(6, 8)]
+    assert Classification(6, 0.5).pairs(Classification(6, 0.9)) == [(6, 6)]
+    assert Classification(6, 0.5).pairs(None) == [(6, None)]
 
 
 def test_raw_outputs_have_no_objects() -> None:
-    outputs = {"out": np.zeros(3, np.float32)}
-    assert answers(outputs, outputs) == answers(None, outputs) == []
+    outputs = RawOutputs({"out": np.zeros(3, np.float32)})
+    assert outputs.pairs(outputs) == outputs.pairs(None) == []
 
 
 def test_an_object_is_what_lies_on_it() -> None:
     reference = detections((*A, CAR, 0.9), (*B, BUS, 0.8))
-    assert answers(reference, reference) == [(CAR, CAR), (BUS, BUS)]
-    assert answers(detections((*A, TRUCK, 0.4)), reference) == [(CAR, TRUCK), (BUS, None)]
-    assert answers(detections(), reference) == answers(None, reference) == [(CAR, None), (BUS, None)]
-    assert answers(reference, detections()) == []
+    assert reference.pairs(reference) == [(CAR, CAR), (BUS, BUS)]
+    assert reference.pairs(detections((*A, TRUCK, 0.4))) == [(CAR, TRUCK), (BUS, None)]
+    assert reference.pairs(detections()) == reference.pairs(None) == [(CAR, None), (BUS, None)]
+    assert detections().pairs(reference) == []
 
 
 @pytest.mark.parametrize(("height", "expected"), [(5.0, TRUCK), (4.9, None)])
 def test_half_of_the_union_is_enough(height: float, expected: int | None) -> None:
-    assert answers(detections((0, 0, 10, height, TRUCK, 0.4)), detections((*A, CAR, 0.9))) == [(CAR, expected)]
+    assert detections((*A, CAR, 0.9)).pairs(detections((0, 0, 10, height, TRUCK, 0.4))) == [(CAR, expected)]
 
 
 def test_the_surest_box_claims_first_and_leaves_the_next_best() -> None:
     reference = detections((0, 0, 10, 10, CAR, 0.9), (0, 3, 10, 13, CAR, 0.8))
     served = detections((0, 1, 10, 11, TRUCK, 0.5), (0, 0, 10, 10, BUS, 0.7))
-    assert answers(served, reference) == [(CAR, BUS), (CAR, TRUCK)]
-    assert answers(served[:1], reference) == [(CAR, TRUCK), (CAR, None)]
+    assert reference.pairs(served) == [(CAR, BUS), (CAR, TRUCK)]
+    assert reference.pairs(served[:1]) == [(CAR, TRUCK), (CAR, None)]
 
 
 def test_two_classes_on_one_object_may_change_places() -> None:
     reference = detections((*A, CAR, 0.90), (*A, TRUCK, 0.85))
-    assert answers(detections((*A, TRUCK, 0.87), (*A, CAR, 0.86)), reference) == [(CAR, CAR), (TRUCK, TRUCK)]
-    assert answers(detections((*A, CAR, 0.90)), reference) == [(CAR, CAR), (TRUCK, None)]
-    assert answers(detections((*A, BUS, 0.99), (*A, TRUCK, 0.87)), reference) == [(CAR, BUS), (TRUCK, TRUCK)]
+    assert reference.pairs(detections((*A, TRUCK, 0.87), (*A, CAR, 0.86))) == [(CAR, CAR), (TRUCK, TRUCK)]
+    assert reference.pairs(detections((*A, CAR, 0.90))) == [(CAR, CAR), (TRUCK, None)]
+    assert reference.pairs(detections((*A, BUS, 0.99), (*A, TRUCK, 0.87))) == [(CAR, BUS), (TRUCK, TRUCK)]
 
 
 BOX = st.tuples(*[st.integers(0, 12)] * 2, *[st.integers(1, 12)] * 2, st.integers(0, 2), st.integers(0, 9))
@@ -72,11 +72,11 @@ def test_equal_classes_are_those_that_fidelity_counts(
         detections(*[(x, y, x + w, y + h, class_id, score / 9) for x, y, w, h, class_id, score in rows])
         for rows in (found, truth)
     )
-    pairs = answers(served, reference)
+    pairs = reference.pairs(served)
     assert [a for a, _ in pairs] == reference.classes.tolist()
     assert sum(a == b for a, b in pairs) == match(served, reference, 0.5).sum()
     assert sum(b is not None for _, b in pairs) <= len(served)
-    assert all(a == b for a, b in answers(reference, reference))
+    assert all(a == b for a, b in reference.pairs(reference))
 
 
 def test_counts_are_of_different_classes_and_totals_of_all() -> None:

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from agent.common.errors import ConfigError
-from agent.vision.decode import Classification, Decoder, open_decoder
+from agent.vision.answer import Decoder
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.opening import open_task
+from agent.vision.tasks.raw import RawOutputs
 from engines.interface import TensorSpec
 
 SIZE = (64, 96)  # network input of 64 rows and 96 columns: 96 + 24 + 6 YOLOX cells
@@ -31,7 +34,7 @@ def specs(outputs: dict[str, np.ndarray]) -> list[TensorSpec]:
 
 
 def decode(spec: ModelSpec, **outputs: np.ndarray) -> Detections:
-    found = open_decoder(spec, SIZE, specs(outputs))(outputs)
+    found = open_task(spec).open_decoder(SIZE, specs(outputs))(outputs)
     assert isinstance(found, Detections)
     return found
 
@@ -91,7 +94,7 @@ def test_an_engine_that_sees_objects_everywhere_keeps_the_best_only(nms: str) ->
     output[0, 4:] = 0.0
     output[0, 4] = np.linspace(0.6, 0.9, 8400)
     spec = detector("yolov8", iou_threshold=1.0).model_copy(update={"nms": nms})
-    decoder = open_decoder(spec, SIZE, specs({"out": output}))
+    decoder = open_task(spec).open_decoder(SIZE, specs({"out": output}))
     found = decoder({"out": output})
     assert isinstance(found, Detections)
     assert len(found) == 1000
@@ -104,7 +107,7 @@ def classifier(task: Literal["classify", "raw"] = "classify", labels: tuple[str,
 
 def classify(scores: list[float]) -> Classification:
     output = np.array([scores], np.float32)
-    found = open_decoder(classifier(), SIZE, specs({"out": output}))({"out": output})
+    found = open_task(classifier()).open_decoder(SIZE, specs({"out": output}))({"out": output})
     assert isinstance(found, Classification)
     return found
 
@@ -119,19 +122,19 @@ def test_classification_of_logits_and_of_probabilities() -> None:
 
 def test_labels_must_name_every_class() -> None:
     output = [TensorSpec("out", np.dtype(np.float32), (1, 3))]
-    open_decoder(classifier(labels=("a", "b", "c")), SIZE, output)
+    open_task(classifier(labels=("a", "b", "c"))).open_decoder(SIZE, output)
     with pytest.raises(ConfigError, match="2 labels"):
-        open_decoder(classifier(labels=("a", "b")), SIZE, output)
+        open_task(classifier(labels=("a", "b"))).open_decoder(SIZE, output)
     with pytest.raises(ConfigError, match="one output"):
-        open_decoder(classifier(), SIZE, output * 2)
+        open_task(classifier()).open_decoder(SIZE, output * 2)
 
 
 def test_raw_outputs_pass_through_also_without_a_batch_axis() -> None:
     outputs = {"a": np.ones((1, 3), np.float32), "b": np.array(2.0, np.float32)}
-    prediction = open_decoder(classifier("raw"), SIZE, specs(outputs))(outputs)
-    assert isinstance(prediction, dict)
-    assert prediction["a"].shape == (1, 3)
-    assert prediction["b"] == 2.0
+    answer = open_task(classifier("raw")).open_decoder(SIZE, specs(outputs))(outputs)
+    assert isinstance(answer, RawOutputs)
+    assert answer.outputs["a"].shape == (1, 3)
+    assert answer.outputs["b"] == 2.0
 
 
 @pytest.fixture
@@ -158,7 +161,7 @@ def own_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def open_own(name: str) -> Decoder:
-    return open_decoder(detector(name), SIZE, [TensorSpec("out", np.dtype(np.float32), (1, 3))])
+    return open_task(detector(name)).open_decoder(SIZE, [TensorSpec("out", np.dtype(np.float32), (1, 3))])
 
 
 def test_own_decoder_gets_threshold_and_suppression(own_decoder: str) -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from plain_decoders import Row, around, assert_same, cells
 
 from agent.common.errors import ConfigError
-from agent.vision.decode import Decoder, open_decoder
+from agent.vision.answer import Decoder
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from engines.interface import TensorSpec
 
 SIDES = st.integers(17, 130)  # odd ones too; below, two strides have maps of one cell
@@ -132,7 +133,7 @@ def nanodet_shapes(**changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 def opened(name: str, shapes: dict[str, tuple[int, ...]]) -> Decoder:
     spec = ModelSpec(path=Path("a.onnx"), task="detect", decoder=name)
     outputs = [TensorSpec(output, np.dtype(np.float32), shape) for output, shape in shapes.items()]
-    return open_decoder(spec, (64, 64), outputs)
+    return open_task(spec).open_decoder((64, 64), outputs)
 
 
 @pytest.mark.parametrize(

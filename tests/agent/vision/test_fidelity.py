@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from agent.vision.decode import Classification
-from agent.vision.detections import Detections, LabelledBoxes, iou_matrix, match
-from agent.vision.fidelity import Fidelity, MatchCounts, count_matches, fidelity, sqnr_db
+from agent.vision.answer import MatchCounts
+from agent.vision.boxes import LabelledBoxes, iou_matrix
+from agent.vision.detections import Detections, count_matches, match
+from agent.vision.fidelity import Fidelity, fidelity
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.raw import RawOutputs, sqnr_db
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:
@@ -70,8 +73,8 @@ def test_raw_asks_for_an_sqnr() -> None:
     reference = {"out": np.array([3.0, 4.0], np.float32)}
     close, far = {"out": np.array([3.0, 4.5], np.float32)}, {"out": np.array([3.0, 4.6], np.float32)}
     assert sqnr_db(close, reference) == pytest.approx(20.0)  # 25 against 0.25
-    assert fidelity(close, reference, min_sqnr_db=19.99) == Fidelity(1.0)
-    assert fidelity(far, reference) == Fidelity(0.0)
+    assert fidelity(RawOutputs(close, 19.99), RawOutputs(reference)) == Fidelity(1.0)
+    assert fidelity(RawOutputs(far), RawOutputs(reference)) == Fidelity(0.0)
 
 
 def test_the_worst_output_decides() -> None:

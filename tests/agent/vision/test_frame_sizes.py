@@ -28,10 +28,11 @@ from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest, write_job
 from agent.models.model import Model, open_model
 from agent.monitoring.observer import ObserverThread
-from agent.vision.decode import open_decoder
 from agent.vision.detections import Detections
 from agent.vision.spec import load_model_spec
 from agent.vision.task import ServedFrame, VisionTask
+from agent.vision.tasks.opening import open_task
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.histogram import AbsHistogram, merge, to_bytes
 from engines.calibration import load_calibration
 from engines.registry import open_backend
@@ -134,7 +135,7 @@ def test_outputs_of_any_size_are_decoded_with_its_own_grid(model: Model) -> None
         for tensor in reversed(tensors):
             outputs = engine.infer(tensor)
             found = task.decode(outputs, tensor.shape)
-            expected = open_decoder(model.spec, tensor.shape[2:], engine.outputs)(outputs)
+            expected = open_task(model.spec).open_decoder(tensor.shape[2:], engine.outputs)(outputs)
             assert isinstance(found, Detections)
             assert isinstance(expected, Detections)
             assert np.array_equal(found.boxes, expected.boxes)
@@ -158,7 +159,8 @@ def observed_in_turn(model: Model, frames: int) -> Collected:
     sizes = list(SIZES)
     for number in range(frames):
         before = thread.collection.counts
-        served = ServedFrame(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0, 0.0)
+        image = frame_of(*sizes[number % len(sizes)])
+        served = ServedFrame(Frame(number, float(number), 0, image), "", RawOutputs({}), 0, 0.0)
 
         def is_collected(served: ServedFrame = served, before: tuple[int, int] = before) -> bool:
             thread.offer(served)

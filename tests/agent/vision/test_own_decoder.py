@@ -13,10 +13,10 @@ from zoo import Net
 
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
-from agent.vision.decode import open_decoder
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from engines.interface import TensorSpec
 
 SOURCE = """
@@ -59,7 +59,7 @@ def spec(decoder: str) -> ModelSpec:
 
 
 def found(decoder: str) -> Detections:
-    decode = open_decoder(spec(decoder), (64, 96), [TensorSpec("out", np.dtype(np.float32), (1, 1))])
+    decode = open_task(spec(decoder)).open_decoder((64, 96), [TensorSpec("out", np.dtype(np.float32), (1, 1))])
     detections = decode({"out": np.array([[0.9]], np.float32)})
     assert isinstance(detections, Detections)
     return detections
@@ -97,7 +97,7 @@ def test_a_package_that_went_after_the_spec_was_read(site: Path) -> None:
     read = spec("mine")
     (site / "my_decoder-1.0.dist-info" / "entry_points.txt").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="decoder 'mine' of 0 installed packages"):
-        open_decoder(read, (64, 96), [])
+        open_task(read).open_decoder((64, 96), [])
 
 
 def test_an_artefact_needs_the_package_of_its_decoder(site: Path, bench: Bench) -> None:

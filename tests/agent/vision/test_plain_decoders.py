@@ -16,11 +16,13 @@ from lab import COCO, FACES, SPECS
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.vision.decode import Classification, Prediction, open_decoder
+from agent.vision.answer import Answer
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.opening import open_task
 from engines.interface import Array, TensorSpec
 from engines.registry import open_backend
 
@@ -76,7 +78,7 @@ def test_fastestdet(height: int, width: int, classes: int, rows: int, columns: i
 def test_classify(classes: int, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 5, (1, classes)).astype(np.float32)
     spec = ModelSpec(path=Path("a.onnx"), task="classify")
-    found = open_decoder(spec, (8, 8), [TensorSpec("out", logits.dtype, logits.shape)])({"out": logits})
+    found = open_task(spec).open_decoder((8, 8), [TensorSpec("out", logits.dtype, logits.shape)])({"out": logits})
     top, score = plain.softmax_top_1(logits)
     assert found == Classification(top, pytest.approx(score))  # type: ignore[arg-type]  # equals a float
 
@@ -93,7 +95,7 @@ REAL: dict[str, tuple[str, Callable[..., list[plain.Row]]]] = {
 }
 
 
-def answers(name: str, frames: Path, least: float) -> Iterator[tuple[dict[str, Array], tuple[int, int], Prediction]]:
+def answers(name: str, frames: Path, least: float) -> Iterator[tuple[dict[str, Array], tuple[int, int], Answer]]:
     """Yield the outputs of a real model on a few images, the size of its input, and its predictions."""
     data = {key: value for key, value in SPECS[name].items() if key != "labels"}
     spec = ModelSpec.model_validate({**data, "path": frames.parent / data["path"], "score_threshold": least})

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from results_bench import HALVED, detections
 
-from agent.vision.decode import Classification, Prediction
+from agent.vision.answer import Answer
 from agent.vision.detections import Detections
-from agent.vision.policy import Policy, apply_policy
+from agent.vision.policy import Policy
+from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.raw import RawOutputs
 
 # In the network's pixels; HALVED maps them to twice as much, less 50 in height, of a frame of 200 x 100.
 FOUND = Detections(
@@ -19,8 +21,8 @@ FOUND = Detections(
 RIGHT_HALF = [(0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0)]
 
 
-def kept(policy: Policy, found: Prediction = FOUND) -> list[float]:
-    shown = apply_policy(policy, found, "street", HALVED)
+def kept(policy: Policy, found: Answer = FOUND) -> list[float]:
+    shown = found.shown(policy, "street", HALVED)
     assert isinstance(shown, Detections)
     assert len(shown.boxes) == len(shown.classes) == len(shown.scores)
     return [round(score, 2) for score in shown.scores.tolist()]
@@ -63,9 +65,9 @@ def test_masks_are_of_the_whole_picture_where_a_frame_is_a_region_of_it() -> Non
     ],
 )
 def test_a_class_is_withheld_and_no_other_is_invented(policy: Policy, is_withheld: bool) -> None:
-    assert apply_policy(policy, Classification(1, 0.75), "street", HALVED) == Classification(1, 0.75, is_withheld)
+    assert Classification(1, 0.75).shown(policy, "street", HALVED) == Classification(1, 0.75, is_withheld)
 
 
 def test_raw_outputs_stay() -> None:
-    outputs = {"y": np.ones((1, 2), np.float32)}
-    assert apply_policy(Policy(score_threshold=1.0), outputs, "street", HALVED) is outputs
+    outputs = RawOutputs({"y": np.ones((1, 2), np.float32)})
+    assert outputs.shown(Policy(score_threshold=1.0), "street", HALVED) is outputs

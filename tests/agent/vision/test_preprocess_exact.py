@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from network_inputs import noise, of_size
 from plain_preprocess import inner_size, network_input_of, right_sizes
 
-from agent.vision.detections import Size
+from agent.vision.boxes import Size
 from agent.vision.preprocess import NetworkInput, Preprocessor
 from agent.vision.spec import InputSpec, Resize
 from engines.preprocessing import Layout, PixelType

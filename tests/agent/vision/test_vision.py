@@ -15,6 +15,7 @@ from zoo import Net
 from agent.common.errors import ConfigError
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.raw import RawOutputs
 from engines.interface import BuildRequest, Engine, OverlappingEngine
 from engines.registry import open_backend
 
@@ -58,9 +59,9 @@ def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: st
         expected, where = task.infer(engine, frame)
         found, geometry = task.infer(device, frame)
         assert geometry == where
-        assert isinstance(expected, dict)
-        assert isinstance(found, dict)
-        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+        assert isinstance(expected, RawOutputs)
+        assert isinstance(found, RawOutputs)
+        assert all(np.array_equal(found.outputs[name], output) for name, output in expected.outputs.items())
 
 
 @pytest.mark.parametrize("engine", [ONE_SIZE, ANY_SIZE], indirect=True)
@@ -80,8 +81,8 @@ def test_frames_overlap_and_come_out_in_order(engine: Engine, count: int) -> Non
     alone = [prediction for prediction, _ in task.infer_each(engine, iter(frames))]
     assert len(found) == len(alone) == count
     for one, other in zip(found, alone, strict=True):
-        assert isinstance(one, dict)
-        assert isinstance(other, dict)
-        assert all(np.allclose(one[name], other[name], atol=1e-5) for name in one)
+        assert isinstance(one, RawOutputs)
+        assert isinstance(other, RawOutputs)
+        assert all(np.allclose(output, other.outputs[name], atol=1e-5) for name, output in one.outputs.items())
     assert overlapping.most == min(count, 2)
     assert overlapping.under_way == {}

@@ -14,7 +14,7 @@ from kernel_reference import grey_levels, preprocessed, scaled_levels
 from network_inputs import noise
 from numpy.typing import NDArray
 
-from agent.vision.detections import Size
+from agent.vision.boxes import Size
 from agent.vision.preprocess import NetworkInput, Preprocessor
 from agent.vision.spec import InputSpec
 from engines.cuda.kernels import CudaExecutor, DevicePreprocess, KernelGeometry

@@ -19,6 +19,7 @@ from zoo import Net, residual_net, run
 from agent.models.model import open_model
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.raw import RawOutputs
 from calibrate.histogram import to_bytes
 from engines.graph.load import trial_image
 from engines.graph.passes import cast_image_first, prepare
@@ -106,8 +107,8 @@ def test_the_device_answers_as_the_cpu(layout: Layout, dtype: PixelType, tmp_pat
             assert isinstance(engine, OverlappingEngine) == (backend.name == "tensorrt")
             task = VisionTask(spec, engine.inputs, engine.outputs)
             prediction, _ = task.infer(engine, FRAME)
-            assert isinstance(prediction, dict)
-            answers.append(prediction)
+            assert isinstance(prediction, RawOutputs)
+            answers.append(prediction.outputs)
             tensor, _ = task.preprocess(FRAME)
             assert (tensor.dtype.name, tensor.shape) == (dtype, (1, 3, 16, 24) if layout == "NCHW" else (1, 16, 24, 3))
         with closing(backend.observer(model.reference, model.placement.taps)) as observer:

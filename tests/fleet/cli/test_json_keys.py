@@ -26,7 +26,7 @@ from agent.contract.messages import Birth, Document, Status
 from agent.control.summary import Alarm, CameraSummary, JobSummary, Rollback, RunSummary, Score, Swap
 from agent.monitoring.estimates import Estimate
 from agent.planning.benchmark import Entry
-from agent.vision.fidelity import MatchCounts
+from agent.vision.answer import MatchCounts
 from calibrate.statistics.evidence import Interval
 from fleet.cli.main import GROUPS, main
 from fleet.devices.devices import Devices

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.common.errors import AgentError
-from agent.labelling.store import truth_document
-from agent.labelling.truth import check_truth, is_same, parse_class
-from agent.vision.detections import LabelledBoxes
+from agent.vision.boxes import LabelledBoxes
+from agent.vision.labels import LabelError, LabelKind, parse_class
+from agent.vision.tasks.classify import Classify
+from agent.vision.tasks.detect import Detect
 
 LABELS = ("cat", "dog")
 WIDTH, HEIGHT = 64, 48
@@ -28,16 +28,16 @@ DOCUMENTS = st.lists(BOXES | NUMBERS, max_size=3) | NUMBERS | st.dictionaries(st
 
 
 @settings(max_examples=1000, deadline=None)
-@given(st.sampled_from(["classify", "detect"]), DOCUMENTS)
-def test_a_label_is_of_the_frame_and_the_model_or_is_refused(task: str, document: Any) -> None:
+@given(st.sampled_from([Classify.labels, Detect.labels]), DOCUMENTS)
+def test_a_label_is_of_the_frame_and_the_model_or_is_refused(kind: LabelKind[Any, Any], document: Any) -> None:
     try:
-        truth = check_truth(document, task, (HEIGHT, WIDTH), LABELS)
-    except AgentError:
+        truth = kind.read(document, LABELS, (HEIGHT, WIDTH))
+    except LabelError:
         return
-    assert json.dumps(truth_document(truth), allow_nan=False)
-    assert is_same(truth, truth)
+    assert json.dumps(kind.document(truth), allow_nan=False)
+    assert kind.is_same(truth, truth)
     if isinstance(truth, LabelledBoxes):
-        assert task == "detect"
+        assert kind is Detect.labels
         assert set(truth.classes.tolist()) <= {0, 1}
         for x1, y1, x2, y2 in truth.boxes.tolist():
             assert 0.0 <= x1 < x2 <= WIDTH
@@ -55,13 +55,13 @@ def test_a_label_is_of_the_frame_and_the_model_or_is_refused(task: str, document
     ],
 )
 def test_corners_come_in_any_order_and_boxes_are_cut_at_the_edges(box: list[float], kept: list[float]) -> None:
-    truth = check_truth([{"class": 0, "box": box}], "detect", (HEIGHT, WIDTH), LABELS)
-    assert truth_document(truth) == [{"class": 0, "box": pytest.approx(kept)}]
+    truth = Detect.labels.read([{"class": 0, "box": box}], LABELS, (HEIGHT, WIDTH))
+    assert Detect.labels.document(truth) == [{"class": 0, "box": pytest.approx(kept)}]
 
 
 def test_a_box_that_the_store_would_round_to_nothing_is_refused() -> None:
-    with pytest.raises(AgentError, match="box 10 20"):
-        check_truth([{"class": 0, "box": [10, 20, 10.001, 40]}], "detect", (HEIGHT, WIDTH), LABELS)
+    with pytest.raises(LabelError, match="box 10 20"):
+        Detect.labels.read([{"class": 0, "box": [10, 20, 10.001, 40]}], LABELS, (HEIGHT, WIDTH))
 
 
 def test_a_class_is_its_name_before_it_is_a_number() -> None:

@@ -1,0 +1,66 @@
+"""Name the tasks: which there are, in which module each lives, and which keys of a model spec are for it alone.
+
+A model spec is validated with this, so that it imports no task of tared's own: that would load OpenCV. Installed
+packages name theirs in the entry point group `tared.tasks` (PyPA, entry points specification).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """What a model spec needs to know of a task.
+
+    Args:
+        home: Where its class is, as 'module:class'.
+        decoders: Names of its decoders; empty: it takes none.
+        keys: Keys of a spec that no other task has.
+    """
+
+    home: str
+    decoders: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
+
+
+TASK_GROUP = "tared.tasks"
+
+TASKS: Mapping[str, TaskEntry] = {
+    "classify": TaskEntry("agent.vision.tasks.classify:Classify", keys=frozenset(("reference_accuracy",))),
+    "detect": TaskEntry(
+        "agent.vision.tasks.detect:Detect",
+        # The names of `agent.vision.decoders.BUILTIN_DECODERS`.
+        ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet"),
+        frozenset(("nms",)),
+    ),
+    "raw": TaskEntry("agent.vision.tasks.raw:Raw"),
+}
+
+
+def task_names() -> list[str]:
+    """Return the names of all tasks, those of installed packages last."""
+    return [*TASKS, *sorted(entry_points(group=TASK_GROUP).names - TASKS.keys())]
+
+
+@cache
+def find_task(name: str) -> TaskEntry:
+    """Return a task by its name, one of `task_names`.
+
+    One of an installed package says by attributes of its class, `decoders` and `keys`, what the spec may state.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    (entry,) = {entry.value: entry for entry in entry_points(group=TASK_GROUP, name=name)}.values()
+    found = entry.load()
+    return TaskEntry(entry.value, tuple(found.decoders), frozenset(found.keys))
+
+
+@cache
+def task_class(name: str) -> Any:
+    """Return the class of a task by its name, one of `task_names`."""
+    return EntryPoint(name, find_task(name).home, TASK_GROUP).load()

@@ -1,0 +1,238 @@
+"""The task detect: boxes with classes and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.common.errors import ConfigError, DatasetError
+from agent.vision.answer import Decoder
+from agent.vision.average_precision import AveragePrecision, Evaluation
+from agent.vision.boxes import NO_BOXES, LabelledBoxes, Size, iou_matrix
+from agent.vision.decoders import BUILTIN_DECODERS
+from agent.vision.detections import MATCH_IOU, NO_DETECTIONS, Detections, keep_best, suppress_overlaps
+from agent.vision.drawing import Picture
+from agent.vision.labelled_images import CocoImages, LabelledObjects, YoloImages, detection_images
+from agent.vision.labels import LabelError, LabelKind, checked_box, class_id, wrong_form
+from agent.vision.own_decoder import import_decoder
+from agent.vision.spec import ModelSpec
+from agent.vision.tasks.task import See, Task, image_of
+from engines.interface import Array, TensorSpec
+
+_MAX_CANDIDATES = 1000
+_MOST_BOXES = 1000  # in a label
+_EVALUATION_SCORE_THRESHOLD = 0.01
+# Shares of the score threshold. Objects count down to a third of it: there are more of them, and an object just below
+# the threshold today is above it in tomorrow's scene. Their nearest candidates are searched down to a tenth.
+_SEEN, _FAINT = 1.0 / 3.0, 0.1
+
+
+class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
+    """All objects of a frame, as boxes."""
+
+    form: ClassVar[Literal["class", "boxes"]] = "boxes"
+    example: ClassVar[str] = '[{"class": 0, "box": [x1, y1, x2, y2]}]'
+    unnamed: LabelledBoxes | None = NO_BOXES
+
+    def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> LabelledBoxes:
+        """Return the boxes as they are given; with `size`, cut at the frame's edges, corners in any order."""
+        if not isinstance(document, list) or not all(
+            isinstance(each, dict) and isinstance(each.get("box"), list) for each in document
+        ):
+            raise wrong_form("a label that is no list of boxes", self.example)
+        if len(document) > _MOST_BOXES:
+            expected = f"at most {_MOST_BOXES} in a frame"
+            raise LabelError("labels.box", f"{len(document)} boxes", expected, "leave out some")
+        classes = [class_id(each.get("class"), names) for each in document]
+        boxes = [checked_box(each["box"], size) for each in document]
+        return LabelledBoxes(
+            boxes=np.array(boxes, np.float32).reshape(-1, 4), classes=np.array(classes, np.int64).reshape(-1)
+        )
+
+    def document(self, truth: LabelledBoxes) -> list[dict[str, Any]]:
+        boxes = truth.boxes.round(2).tolist()
+        return [{"class": number, "box": box} for number, box in zip(truth.classes.tolist(), boxes, strict=True)]
+
+    def is_same(self, first: LabelledBoxes, second: LabelledBoxes) -> bool:
+        if first.classes.tolist() != second.classes.tolist():
+            return False
+        return bool(np.allclose(first.boxes, second.boxes, rtol=0.0, atol=0.02))
+
+    def is_nothing(self, truth: LabelledBoxes) -> bool:
+        return not len(truth)
+
+    def answer_document(self, answer: Detections) -> dict[str, Any]:
+        return {
+            "boxes": answer.boxes.round(2).tolist(),
+            "classes": answer.classes.tolist(),
+            "scores": answer.scores.round(4).tolist(),
+        }
+
+    def read_answer(self, document: Mapping[str, Any]) -> Detections:
+        found = Detections(
+            boxes=np.array(document["boxes"], np.float32).reshape(-1, 4),
+            classes=np.array(document["classes"], np.int64),
+            scores=np.array(document["scores"], np.float32),
+        )
+        if not len(found.boxes) == len(found.classes) == len(found.scores):
+            raise ValueError("boxes, classes and scores of different numbers")
+        return found
+
+
+class Detect(Task):
+    """Boxes with classes and scores.
+
+    Candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it. They come
+    best first, a thousand at most. A decoder of the user's own is called as the built-in ones are: (outputs without
+    batch axis, (height, width), score threshold) -> Detections.
+    """
+
+    can_be_sure: ClassVar[bool] = True
+    frames_to_check: ClassVar[int] = 32
+    has_open_outputs: ClassVar[bool] = True
+    finds_objects: ClassVar[bool] = True
+    labels: ClassVar[LabelKind[LabelledBoxes, Detections]] = FrameBoxes()
+    policy_keys: ClassVar[frozenset[str]] = frozenset(("score_threshold", "classes", "masks"))
+
+    @property
+    def least_score(self) -> float:
+        return self.spec.score_threshold
+
+    def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
+        decoder = _open_detector(self.spec, size)
+        if all(None not in output.shape[1:] for output in outputs):
+            # Decoding zeros once finds a decoder that does not fit before the first frame does.
+            zeros = {
+                output.name: np.zeros((1, *output.shape[1:]), output.dtype)  # type: ignore[type-var]  # none is open
+                for output in outputs
+            }
+            decoder(zeros)
+        return decoder
+
+    @property
+    def listening_specs(self) -> tuple[ModelSpec, ...]:
+        """Specs that give what is seen, and the candidates that it is chosen from, before overlaps are suppressed.
+
+        Which of two neighbours survives the suppression is chance.
+        """
+        threshold = self.spec.score_threshold
+        seen = {"score_threshold": _SEEN * threshold}
+        faint = {"score_threshold": _FAINT * threshold, "iou_threshold": 1.0}
+        return tuple(self.spec.model_copy(update=changes) for changes in (seen, faint))
+
+    def divergence(self, served: Sequence[Detections], reference: Sequence[Detections]) -> float | None:
+        """Mean of (1 - IoU)**2 + (score difference)**2 from each detection of either to the other's nearest candidate.
+
+        Candidates of the same class count. An error is at most 1, which is also the cost of having no candidate. None
+        if neither detects anything.
+        """
+        (detections, candidates), (expected, all_expected) = served, reference
+        missed, invented = _errors(expected, candidates), _errors(detections, all_expected)
+        errors = np.concatenate((missed, invented))
+        return float(errors.mean()) if len(errors) else None
+
+    def confirmed(self, see: See, image: Picture) -> tuple[float, float]:
+        """Return how much of a frame's detections its mirror image confirms, and of the surest one.
+
+        A detection's confirmed confidence is the geometric mean of its score and that of the detection of its class in
+        the mirrored frame, times their overlap, from MATCH_IOU on. The first number is the sum of their squares, so
+        that one sure object counts more than several doubtful ones, times the share of all scores that is confirmed: a
+        saturated network takes everything for an object, and some of it is confirmed by chance.
+        """
+        seen, mirrored = see(image)[1], see(np.ascontiguousarray(image[:, ::-1]))[1]
+        if not len(seen) or not len(mirrored):
+            return 0.0, 0.0
+        boxes = mirrored.boxes.copy()
+        boxes[:, [0, 2]] = np.float32(image.shape[1]) - boxes[:, [2, 0]]
+        overlaps = iou_matrix(seen.boxes, boxes)
+        overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != mirrored.classes)] = 0.0
+        # Scores are sigmoids or probabilities; a decoder that misreads an output may give more than 1.
+        first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, mirrored))
+        confirmed = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1)
+        share = 2.0 * confirmed.sum() / (first.sum() + second.sum())
+        return float(np.square(confirmed).sum() * share), float(confirmed.max())
+
+    def evaluation_spec(self) -> ModelSpec:
+        """Return a spec of a far lower threshold: precision is averaged over all recalls."""
+        return self.spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
+
+    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
+        return detection_images(path, self.spec.labels, only)
+
+    def evaluation(self, answered: Iterable[tuple[Detections, LabelledObjects]]) -> Evaluation:
+        """Return COCO's mean average precision."""
+        precision = AveragePrecision()
+        for detections, truth in answered:
+            precision.add(detections, truth)
+        evaluation = precision.mean()
+        if evaluation is None:
+            found = f"no labelled object in {precision.images} images"
+            raise DatasetError("dataset.empty", found, "at least one", "check the label files")
+        return evaluation
+
+
+def _errors(detections: Detections, candidates: Detections) -> NDArray[np.float64]:
+    """(detections,): the error of each detection's nearest candidate."""
+    distance = np.square(1.0 - iou_matrix(detections.boxes, candidates.boxes))
+    distance += np.square(detections.scores[:, np.newaxis] - candidates.scores[np.newaxis])
+    distance[detections.classes[:, np.newaxis] != candidates.classes[np.newaxis]] = 1.0
+    nearest: NDArray[np.float64] = distance.min(axis=1, initial=1.0)
+    return nearest
+
+
+def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
+    assert spec.decoder is not None, "the model spec requires a decoder of every detector"
+    find_candidates = BUILTIN_DECODERS.get(spec.decoder) or import_decoder(spec.decoder)
+    limit = np.float32(4 * max(size))
+
+    def detect(batch: Mapping[str, Array]) -> Detections:
+        with np.errstate(all="ignore"):  # a broken engine may emit anything
+            candidates = find_candidates(image_of(batch), size, spec.score_threshold)
+        _check_detections(candidates, spec.decoder)
+        if not len(candidates):
+            return NO_DETECTIONS  # `candidates` may be a view of the outputs
+        candidates = _made_sound(candidates, limit, spec.score_threshold)
+        if spec.suppression == "none":
+            return keep_best(candidates, _MAX_CANDIDATES)
+        return suppress_overlaps(candidates, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
+
+    return detect
+
+
+def _check_detections(result: object, name: str | None) -> None:
+    """Check that a decoder has returned arrays that fit each other.
+
+    Raises ConfigError (`decoder.result`) otherwise.
+    """
+    if isinstance(result, Detections):
+        count = len(result.scores)
+        if (result.boxes.shape, result.classes.shape, result.scores.shape) == ((count, 4), (count,), (count,)):
+            return
+        shapes = f"boxes {result.boxes.shape}, classes {result.classes.shape}, scores {result.scores.shape}"
+    else:
+        shapes = f"a {type(result).__name__}"
+    raise ConfigError(
+        "decoder.result",
+        f"{shapes} from decoder '{name}'",
+        "Detections of boxes (n, 4), classes (n,) and scores (n,)",
+        "correct the decoder function",
+    )
+
+
+def _made_sound(candidates: Detections, limit: np.float32, score_threshold: float) -> Detections:
+    """Drop candidates that are not finite or not above the threshold, and cut boxes that lie far outside.
+
+    In the suppression a finite box far outside would swallow the precision of all others. An own decoder may not have
+    applied the threshold.
+    """
+    boxes, scores = candidates.boxes, candidates.scores
+    # The usual case first: four comparisons, which no NaN passes.
+    if boxes.max() <= limit and boxes.min() >= -limit and scores.max() < np.inf and scores.min() > score_threshold:
+        return candidates
+    is_finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
+    sound = candidates[is_finite & (scores > score_threshold)]
+    return Detections(boxes=np.clip(sound.boxes, -limit, limit), classes=sound.classes, scores=sound.scores)

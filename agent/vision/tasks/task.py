@@ -1,0 +1,146 @@
+"""Define what a task is to the rest of the program: `Task`, of which every module of this package implements one.
+
+A task turns an engine's outputs into answers (`agent.vision.answer`), and knows what an answer of its kind can be
+compared with: labels, policies, what the search of plans listens to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.common.errors import DatasetError
+from agent.vision.answer import Decoder
+from agent.vision.boxes import Size
+from agent.vision.drawing import Picture
+from agent.vision.labels import LabelKind
+from agent.vision.spec import ModelSpec
+from engines.interface import Array, TensorSpec
+
+if TYPE_CHECKING:  # a daemon evaluates no labelled images
+    from agent.vision.average_precision import Evaluation
+    from agent.vision.labelled_images import LabelledImages
+
+
+# Returns the outputs for a frame, and the answer in its pixels.
+See = Callable[[Picture], tuple[Mapping[str, Array], Any]]
+
+
+class Task(ABC):
+    """One task, for the model of one spec.
+
+    Class attributes, which the rest of the program reads:
+        can_be_drawn: An answer can be drawn into a picture.
+        has_large_answers: They are too large to be kept by the dozen.
+        has_open_outputs: The number of rows of an output may depend on the frame.
+        finds_objects: An answer that is not empty shows that the camera sees something.
+        can_be_sure: An answer says how sure the model is, which `confirmed` measures.
+        frames_to_check: So many suffice to compare specs by it.
+        nvinfer_network_type: DeepStream's number; 100 hands out raw tensors.
+        labels: What a frame's label is; None: a frame cannot be labelled.
+        policy_keys: Those of a policy that apply to answers.
+    """
+
+    can_be_drawn: ClassVar[bool] = True
+    has_large_answers: ClassVar[bool] = False
+    has_open_outputs: ClassVar[bool] = False
+    finds_objects: ClassVar[bool] = False
+    can_be_sure: ClassVar[bool] = False
+    frames_to_check: ClassVar[int] = 1
+    nvinfer_network_type: ClassVar[int] = 100
+    labels: ClassVar[LabelKind[Any, Any] | None] = None
+    policy_keys: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
+        """Return the function from an engine's outputs by name, of a batch of one, to the answer.
+
+        Args:
+            size: (height, width) of the network input, in whose pixels answers come.
+            outputs: The engine's.
+
+        Raises ConfigError:
+            decoder.import  the decoder cannot be imported
+            decoder.shape   the outputs do not fit the decoder
+            decoder.failed  an own decoder raises an error
+            decoder.result  an own decoder returns no sound answer
+        """
+
+    @property
+    def least_score(self) -> float:
+        """The score from which on answers are found."""
+        return 0.0
+
+    @property
+    def listening_specs(self) -> tuple[ModelSpec, ...]:
+        """The specs whose answers the search of plans compares by `divergence`; without any it compares outputs.
+
+        The first says whether a frame shows something.
+        """
+        return ()
+
+    def divergence(self, served: Sequence[Any], reference: Sequence[Any]) -> float | None:
+        """Return how far answers diverge from the reference's, in [0, 1], such that independent noises add up in it.
+
+        It is None where nothing can be compared. Both are one answer for each of `listening_specs`.
+        """
+        raise NotImplementedError
+
+    def confirmed(self, see: See, image: Picture) -> tuple[float, float]:
+        """Return how sure the model is of a frame's answer, and of its surest object, as far as other views confirm it.
+
+        Only what the mirrored frame confirms counts, as in test-time augmentation, of which the spread is a known sign
+        of how far an answer can be trusted (Ayhan and Berens, MIDL 2018).
+        """
+        raise NotImplementedError
+
+    def probabilities(self, outputs: Mapping[str, Array]) -> NDArray[np.float64]:
+        """Return the probability of each class of a frame, float64 (classes,); none where it has no classes."""
+        del outputs
+        return np.empty(0)
+
+    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> LabelledImages:
+        """Open labelled images.
+
+        Args:
+            path: A folder, a zip, or the JSON of a data set beside its images.
+            only: The classes that count, by name; empty: all.
+
+        Raises DatasetError as far as that is known by now: `dataset.task` for a task that has no labels.
+        """
+        del path, only
+        raise DatasetError(
+            "dataset.task",
+            f"task '{self.spec.task}'",
+            "a task with labels: the outputs of this one have none to compare with",
+            "give the model's task, or compare engines by their fidelity",
+        )
+
+    def check_labels(  # noqa: B027  (labels of objects fit any outputs)
+        self, images: Any, outputs: Sequence[TensorSpec]
+    ) -> None:
+        """Check that the labels fit an engine's outputs. Raises DatasetError (`dataset.label`) otherwise."""
+
+    def evaluation_spec(self) -> ModelSpec:
+        """Return the spec with which an engine answers labelled images."""
+        return self.spec
+
+    def evaluation(self, answered: Iterable[tuple[Any, Any]]) -> Evaluation:
+        """Score answers, in pixels of their images, by the labels beside them.
+
+        Raises DatasetError (`dataset.empty`) where nothing is labelled.
+        """
+        raise NotImplementedError
+
+
+def image_of(batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the outputs of a batch of one without their batch axis."""
+    return {name: output[0] for name, output in batch.items()}
