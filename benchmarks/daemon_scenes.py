@@ -29,13 +29,13 @@ from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_int8
 from agent.models.model import Model, open_model
 from agent.validation.verdict import MIN_INFORMATIVE
-from agent.vision.average_precision import AveragePrecision
 from agent.vision.detections import Detections
 from agent.vision.evaluation import answered
 from agent.vision.fidelity import fidelity
 from agent.vision.labelled_images import detection_images
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.average_precision import AveragePrecision
 from agent.vision.tasks.opening import open_task
 from benchmarks.corruption import Image
 from benchmarks.daemon_process import CIFAR_TEST, CIFAR_TRAIN, COCO, FRAMES, model_spec

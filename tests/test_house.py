@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from agent.vision.registry import TASKS
 from places import ROOT
 
 PRODUCT = ("agent", "calibrate", "engines", "fleet")
@@ -22,6 +24,9 @@ JOURNEYS = {
 }  # files at most
 # `found` alone is a term: an error says what was found, what was expected, and the remedy.
 # `ConfusedPair.of` is a key of plan.json.
+# Only these look into an answer, or compare the name of a task. `spec_guess` reads it in metadata of other projects.
+TASK_HOMES = ("agent/vision/tasks/", "agent/vision/detections.py", "agent/inspection/spec_guess.py")
+ANSWERS = {"Detections", "Classification", "RawOutputs"}
 KEPT = {"agent/validation/confusion.py: of"}
 IDIOM = re.compile(r"(?:^|_)(?:told|tell|tells|asked|beside|look|looks|anew|news)(?:_|$)|^_?(?:over|of)$")
 
@@ -79,6 +84,23 @@ def test_names_are_those_of_the_field() -> None:
         if IDIOM.search(name)
     }
     assert idiom == KEPT
+
+
+def test_nothing_outside_the_tasks_asks_which_task_it_is() -> None:
+    asked = []
+    for path in modules():
+        name = str(path.relative_to(ROOT))
+        if name.startswith(TASK_HOMES):
+            continue
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Compare):
+                found = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)} & TASKS.keys()
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & ANSWERS
+            else:
+                continue
+            asked += [f"{name}:{node.lineno}"] if found else []
+    assert asked == []
 
 
 def test_every_file_on_the_map_is_there() -> None:

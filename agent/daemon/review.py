@@ -49,13 +49,12 @@ def read_labels(path: Path, spec: ModelSpec) -> dict[int, Truth]:
             entry = json.loads(line)
             labels[int(entry["frame"])] = kind.read(entry["labels"], spec.labels)
         return labels
-    except LabelError as error:
-        code = error.code if error.code == "labels.task" else "labels.unreadable"
-        raise DatasetError(code, f"{where}: {error.found}", error.expected, "correct camera.labels") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (LabelError, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, LabelError) and error.code == "labels.task":
+            raise DatasetError("labels.task", f"{where}: {error.found}", error.expected, "correct it") from error
         raise DatasetError(
             "labels.unreadable",
-            f"{where}: {type(error).__name__}: {error}",
+            f"{where}: {error.found if isinstance(error, LabelError) else f'{type(error).__name__}: {error}'}",
             f'JSON lines {{"frame": 17, "labels": {kind.example}}}',
             "correct the file that camera.labels names",
         ) from error

@@ -20,6 +20,7 @@ import numpy as np
 from agent.common.errors import ConfigError
 from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
 from agent.vision.decoders import BUILTIN_DECODERS
+from agent.vision.registry import task_class
 from agent.vision.tasks.classify import class_count
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -253,7 +254,7 @@ def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     yield from _scaling(facts, convention, as_peer)
     yield from _profiles(facts)
     names = class_names(facts)
-    if names and head.task != "raw":
+    if names and "classes" in task_class(head.task).policy_keys:
         yield Guess("labels", list(names), "sure" if len(names) == head.classes else "guess", "its metadata name them")
     if head.decoder is not None:
         yield Guess("score_threshold", convention.score, "guess", as_peer)

@@ -1,25 +1,27 @@
 """Turn frames into network inputs, and engine outputs into predictions; compare predictions with each other.
 
-Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and boxes back), `detections`,
-`decoders`, `decode` (from outputs to predictions), `task` (the whole way of one frame). Apart from these, `fidelity`
-compares two predictions, `labelled_images` and `coco` read data sets, `evaluation` compares predictions with their
-labels, `output_checks` checks an engine's outputs, `policy` leaves out what the owner does not want to see, and
-`drawing` draws predictions into frames.
+Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and places back), `answer` (what
+every answer can be asked), `tasks` (from outputs to answers, one module each), `task` (the whole way of one frame).
+Apart from these, `fidelity` compares two answers, `labels` reads what people say of a frame, `labelled_images` and
+`coco` read data sets, `evaluation` scores an engine on them, `output_checks` checks an engine's outputs, `policy`
+leaves out what the owner does not want to see, and `drawing` has what answers draw themselves with.
 
-A new decoder is added in `decoders`: its function, its entry in `BUILTIN_DECODERS`, and its name in `spec.DECODERS`.
+A new task or decoder: docs/contributing/extend.md.
 
 Public names:
     spec           ModelSpec, InputSpec, PrecisionRules, load_model_spec, rebase
     preprocess     network_input, NetworkInput, Geometry
-    detections     Detections, LabelledBoxes, NO_BOXES, iou_matrix, match
+    boxes          LabelledBoxes, NO_BOXES, iou_matrix
+    detections     Detections, match, count_matches, MATCH_IOU
     decoders       BUILTIN_DECODERS
-    decode         Prediction, Classification, RawOutputs, prediction_as_dict, class_probabilities
-    task           VisionTask, ServedFrame, PendingInference, Outputs, POLL_S
-    fidelity       fidelity, Fidelity, MatchCounts, count_matches, is_empty, MATCH_IOU, sqnr_db,
-                   answers, ServedClass
-    labelled_images  labelled_images, LabelledObjects
-    evaluation     evaluate, AveragePrecision
-    drawing        draw_prediction
-    policy         Policy, apply_policy, count_left_out, Show, as_served
+    answer         Answer, Hits, MatchCounts, ServedClass
+    tasks.task     ModelTask
+    tasks.opening  open_task, label_kind
+    task           VisionTask, ServedFrame, PendingInference, Outputs, Show, as_served, POLL_S
+    fidelity       fidelity, Fidelity
+    labels         LabelKind, LabelError, Truth, parse_class, class_id, class_name
+    labelled_images  detection_images, ClassifiedImages, LabelledObjects
+    evaluation     evaluate
+    policy         Policy
     output_checks  output_faults, row_faults, largest_batch, check_batch
 """

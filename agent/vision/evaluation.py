@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.vision.answer import Answer
-from agent.vision.average_precision import Evaluation
 from agent.vision.labelled_images import Image
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
+from agent.vision.tasks.average_precision import Evaluation
 from agent.vision.tasks.opening import open_task
 from engines.interface import Engine
 

@@ -49,18 +49,27 @@ def task_names() -> list[str]:
 
 @cache
 def find_task(name: str) -> TaskEntry:
-    """Return a task by its name, one of `task_names`.
+    """Return a task by its name.
 
     One of an installed package says by attributes of its class, `decoders` and `keys`, what the spec may state.
+
+    Raises ValueError for a name that no task has, or several have, and for a task that cannot be imported.
     """
     if name in TASKS:
         return TASKS[name]
-    (entry,) = {entry.value: entry for entry in entry_points(group=TASK_GROUP, name=name)}.values()
-    found = entry.load()
-    return TaskEntry(entry.value, tuple(found.decoders), frozenset(found.keys))
+    entries = {entry.value: entry for entry in entry_points(group=TASK_GROUP, name=name)}
+    if len(entries) != 1:
+        known = ", ".join(task_names())
+        raise ValueError(f"one of {known}" if not entries else f"one package for it; {', '.join(entries)} have it")
+    (entry,) = entries.values()
+    try:
+        found = entry.load()
+        return TaskEntry(entry.value, tuple(found.decoders), frozenset(found.keys))
+    except Exception as error:  # the package's module may raise anything while it is imported
+        raise ValueError(f"a task that can be imported; {entry.value}: {type(error).__name__}: {error}") from error
 
 
 @cache
 def task_class(name: str) -> Any:
-    """Return the class of a task by its name, one of `task_names`."""
+    """Return the class of a task by its name. Raises as `find_task`."""
     return EntryPoint(name, find_task(name).home, TASK_GROUP).load()

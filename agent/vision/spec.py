@@ -41,8 +41,7 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _known_task(name: str) -> str:
-    if name not in task_names():
-        raise ValueError(f"one of {', '.join(task_names())}")
+    find_task(name)
     return name
 
 
@@ -51,6 +50,7 @@ Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
 Suppression = Literal["per-class", "agnostic", "none"]
 Resize = Literal["letterbox", "stretch", "pad", "native", "nearest", "rect"]
 Anchor = Literal["top-left", "center"]
+_TASKS = {"anyOf": [{"enum": [*TASKS]}, {"type": "string"}]}  # those of installed packages, too
 _LABELS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # a file's name, or a list
 
 
@@ -157,7 +157,7 @@ class ModelSpec(Strict):
     """
 
     path: Path
-    task: Annotated[str, AfterValidator(_known_task), WithJsonSchema({"type": "string", "examples": [*TASKS]})]
+    task: Annotated[str, AfterValidator(_known_task), WithJsonSchema(_TASKS)]
     decoder: str | None = Field(default=None, validate_default=True)
     input: InputSpec = InputSpec()
     profiles: tuple[dict[str, ProfileShapes], ...] = Field(default=(), validate_default=True)
@@ -190,8 +190,8 @@ class ModelSpec(Strict):
         why = ": fidelity bounds no other accuracy" if info.field_name == "reference_accuracy" else ""
         task = info.data.get("task")
         if value is not None and task is not None and info.field_name not in find_task(task).keys:
-            of = next(name for name in task_names() if info.field_name in find_task(name).keys)
-            raise ValueError(f"null unless task is '{of}'{why}")
+            other = next(name for name in task_names() if info.field_name in find_task(name).keys)
+            raise ValueError(f"null unless task is '{other}'{why}")
         return value
 
     @field_validator("profiles")

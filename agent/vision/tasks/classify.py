@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from agent.common.errors import ConfigError, DatasetError
 from agent.vision.answer import Answer, Decoder, Hits, ServedClass, Wanted
-from agent.vision.average_precision import Evaluation
 from agent.vision.boxes import Size
 from agent.vision.decoders import Outputs
 from agent.vision.drawing import Picture, draw_title
@@ -21,7 +20,8 @@ from agent.vision.labels import LabelKind, class_id, wrong_form
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.task import See, Task, image_of
+from agent.vision.tasks.average_precision import Evaluation
+from agent.vision.tasks.task import ModelTask, See, image_of
 from engines.interface import Array, TensorSpec
 
 _TILES = 32  # along each side of a frame that is put in disorder
@@ -115,7 +115,7 @@ class FrameClass(LabelKind[int, Classification]):
 
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> int:
         del size
-        if isinstance(document, (list, dict)):
+        if isinstance(document, list):
             raise wrong_form("labels that are a list of boxes", "a class id or name")
         return class_id(document, names)
 
@@ -132,10 +132,11 @@ class FrameClass(LabelKind[int, Classification]):
         return Classification(int(document["class"]), float(document["score"]))
 
 
-class Classify(Task):
+class Classify(ModelTask):
     """One class for a frame."""
 
     labels: ClassVar[LabelKind[int, Classification]] = FrameClass()
+    can_be_drawn: ClassVar[bool] = True
     can_be_sure: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 128  # a class is one answer a frame, mostly all or nothing
     nvinfer_network_type: ClassVar[int] = 1

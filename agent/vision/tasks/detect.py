@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from agent.common.errors import ConfigError, DatasetError
 from agent.vision.answer import Decoder
-from agent.vision.average_precision import AveragePrecision, Evaluation
 from agent.vision.boxes import NO_BOXES, LabelledBoxes, Size, iou_matrix
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import MATCH_IOU, NO_DETECTIONS, Detections, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
 from agent.vision.labelled_images import CocoImages, LabelledObjects, YoloImages, detection_images
 from agent.vision.labels import LabelError, LabelKind, checked_box, class_id, wrong_form
-from agent.vision.own_decoder import import_decoder
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.task import See, Task, image_of
+from agent.vision.tasks.average_precision import AveragePrecision, Evaluation
+from agent.vision.tasks.own_decoder import import_decoder
+from agent.vision.tasks.task import ModelTask, See, image_of
 from engines.interface import Array, TensorSpec
 
 _MAX_CANDIDATES = 1000
@@ -83,7 +83,7 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
         return found
 
 
-class Detect(Task):
+class Detect(ModelTask):
     """Boxes with classes and scores.
 
     Candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it. They come
@@ -91,6 +91,7 @@ class Detect(Task):
     batch axis, (height, width), score threshold) -> Detections.
     """
 
+    can_be_drawn: ClassVar[bool] = True
     can_be_sure: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 32
     has_open_outputs: ClassVar[bool] = True

@@ -7,17 +7,17 @@ from typing import Any
 from agent.vision.labels import LabelKind
 from agent.vision.registry import task_class
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.task import Task
+from agent.vision.tasks.task import ModelTask
 
 
-def open_task(spec: ModelSpec) -> Task:
+def open_task(spec: ModelSpec) -> ModelTask:
     """Return the task of a model.
 
     >>> from agent.vision.spec import ModelSpec
     >>> sorted(open_task(ModelSpec.model_validate({"path": "m.onnx", "task": "classify"})).policy_keys)
     ['classes', 'score_threshold']
     """
-    found: type[Task] = task_class(spec.task)
+    found: type[ModelTask] = task_class(spec.task)
     return found(spec)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from agent.vision.answer import Answer, Decoder
 from agent.vision.boxes import Size
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.task import Task
+from agent.vision.tasks.task import ModelTask
 from engines.interface import Array, TensorSpec
 
 _NULL = np.array(None, object)
@@ -46,10 +46,9 @@ class RawOutputs(Answer):
         return ", ".join(f"{name} {list(output.shape)}" for name, output in self.outputs.items())
 
 
-class Raw(Task):
+class Raw(ModelTask):
     """Outputs as they are: nothing says what they mean."""
 
-    can_be_drawn: ClassVar[bool] = False
     has_large_answers: ClassVar[bool] = True
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:

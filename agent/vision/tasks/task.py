@@ -1,4 +1,4 @@
-"""Define what a task is to the rest of the program: `Task`, of which every module of this package implements one.
+"""Define what a task is to the rest of the program: `ModelTask`, of which every module of this package implements one.
 
 A task turns an engine's outputs into answers (`agent.vision.answer`), and knows what an answer of its kind can be
 compared with: labels, policies, what the search of plans listens to.
@@ -23,18 +23,20 @@ from agent.vision.spec import ModelSpec
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:  # a daemon evaluates no labelled images
-    from agent.vision.average_precision import Evaluation
     from agent.vision.labelled_images import LabelledImages
+    from agent.vision.tasks.average_precision import Evaluation
 
 
 # Returns the outputs for a frame, and the answer in its pixels.
 See = Callable[[Picture], tuple[Mapping[str, Array], Any]]
 
 
-class Task(ABC):
+class ModelTask(ABC):
     """One task, for the model of one spec.
 
     Class attributes, which the rest of the program reads:
+        decoders: Names of its decoders; empty: it takes none.
+        keys: Keys of a model spec that are for it alone.
         can_be_drawn: An answer can be drawn into a picture.
         has_large_answers: They are too large to be kept by the dozen.
         has_open_outputs: The number of rows of an output may depend on the frame.
@@ -46,7 +48,9 @@ class Task(ABC):
         policy_keys: Those of a policy that apply to answers.
     """
 
-    can_be_drawn: ClassVar[bool] = True
+    decoders: ClassVar[tuple[str, ...]] = ()
+    keys: ClassVar[frozenset[str]] = frozenset()
+    can_be_drawn: ClassVar[bool] = False
     has_large_answers: ClassVar[bool] = False
     has_open_outputs: ClassVar[bool] = False
     finds_objects: ClassVar[bool] = False

@@ -49,7 +49,7 @@ def test_a_class_that_is_none_is_refused_with_its_line(tmp_path: Path, label: st
 def test_labels_of_the_other_task_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"labels\.task"):
         read_labels(write(tmp_path, '{"frame": 0, "labels": []}'), CLASSES)
-    with pytest.raises(DatasetError, match=r"labels\.unreadable"):
+    with pytest.raises(DatasetError, match=r"labels\.task"):
         read_labels(write(tmp_path, '{"frame": 0, "labels": 3}'), spec(task="detect", decoder="yolox"))
 
 

@@ -1,0 +1,84 @@
+"""A task of an installed package is served, compared and calibrated as tared's own; only its package knows it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from bench import CLIP_FRAMES, Bench, strict
+from zoo import Net
+
+from agent.common.errors import ConfigError
+from agent.common.schema import validate
+from agent.vision.spec import ModelSpec
+
+TASK = """
+from dataclasses import dataclass
+
+from agent.vision.answer import Answer
+from agent.vision.tasks.task import ModelTask
+
+@dataclass(frozen=True)
+class Level(Answer):
+    metres: float
+
+    def fidelity(self, reference):
+        return max(0.0, 1.0 - abs(self.metres - reference.metres) / max(reference.metres, 1e-9))
+
+    def as_dict(self, spec):
+        return {"metres": round(self.metres, 3)}
+
+    def summary(self, spec):
+        return f"{self.metres:.2f} m"
+
+class WaterLevel(ModelTask):
+    def open_decoder(self, size, outputs):
+        return lambda batch: Level(float(next(iter(batch.values())).mean()))
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the package, as pip leaves it."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "rivers", raising=False)
+    info = tmp_path / "site" / "rivers-1.0.dist-info"
+    info.mkdir(parents=True)
+    (tmp_path / "site" / "rivers.py").write_text(TASK, encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rivers\nVersion: 1.0\n", encoding="utf-8")
+    entries = "water-level = rivers:WaterLevel\nbroken-level = rivers:Absent\n"
+    (info / "entry_points.txt").write_text(f"[tared.tasks]\n{entries}", encoding="utf-8")
+    return info
+
+
+@pytest.mark.usefixtures("package")
+def test_a_task_of_a_package_is_served_calibrated_built_and_compared(bench: Bench) -> None:
+    net = Net((1, 3, 16, 16))
+    seen = net.node("Relu", net.conv("image", 3, 16))
+    level = net.node("ReduceMean", net.node("Relu", net.conv(seen, 16, 8)), axes=[1, 2, 3], keepdims=0)
+    spec = bench.spec("river", net.model(level), task="water-level", labels=[])
+    frames = ("--frames", bench / "clip.avi")
+    assert bench.json("infer", spec, *frames, "-o", bench / "levels.jsonl")["frames"] == CLIP_FRAMES
+    first = strict((bench / "levels.jsonl").read_text().splitlines()[0] + "\n")
+    assert first["metres"] > 0.0
+    bench.json_and_check("calibrate", spec, *frames, "-o", bench / "river.json")
+    built, check = bench.json_and_check(
+        "build", spec, "--calibration", bench / "river.json", *frames, "-o", bench / "river-int8"
+    )
+    assert built["precision"] == "int8"
+    assert "fidelity" in check
+    assert bench.refuses("infer", spec, *frames, "--save", bench / "out.mp4").startswith("save.nothing: ")
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("water", "one of classify, detect, raw, broken-level, water-level"),
+        ("broken-level", "rivers:Absent: AttributeError"),
+    ],
+)
+def test_a_task_that_is_not_there_is_refused_with_those_that_are(task: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(ModelSpec, {"path": "a.onnx", "task": task}, "model.yaml")
