@@ -94,12 +94,8 @@ def test_nothing_outside_the_tasks_asks_which_task_it_is() -> None:
             continue
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Compare):
-                found = {
-                    each.value
-                    for each in ast.walk(node)
-                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
-                }
-                found &= TASKS.keys()
+                constants = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+                found = {each for each in constants if isinstance(each, str)} & TASKS.keys()
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
                 found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & ANSWERS
             else:
