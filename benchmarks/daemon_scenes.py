@@ -253,7 +253,7 @@ def _lost_points(engines: Mapping[str, bytes], reference: bytes, spec: ModelSpec
         """Return the mAP in points on all images, and on each sample of them."""
         with closing(open_backend("onnxruntime").load(content)) as engine:
             precision = AveragePrecision()
-            for found, truth in answered(engine, open_task(spec).evaluation_spec(), images):
+            for found, truth in answered(engine, open_task(spec).evaluation_spec, images):
                 assert isinstance(found, Detections)
                 precision.add(found, truth)
             evaluation = precision.evaluated()

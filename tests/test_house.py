@@ -22,11 +22,16 @@ JOURNEYS = {
     "A plan, ": 12,
     "A command, ": 20,
 }  # files at most
+# Only these look into an answer, or compare the name of a task. `spec_guess` reads it in metadata of other projects.
+TASK_HOMES = (
+    "agent/vision/tasks/",
+    "agent/vision/detections.py",
+    "agent/vision/registry.py",
+    "agent/inspection/spec_guess.py",
+)
+ANSWERS = {"Detections", "Classification", "RawOutputs"}
 # `found` alone is a term: an error says what was found, what was expected, and the remedy.
 # `ConfusedPair.of` is a key of plan.json.
-# Only these look into an answer, or compare the name of a task. `spec_guess` reads it in metadata of other projects.
-TASK_HOMES = ("agent/vision/tasks/", "agent/vision/detections.py", "agent/inspection/spec_guess.py")
-ANSWERS = {"Detections", "Classification", "RawOutputs"}
 KEPT = {"agent/validation/confusion.py: of"}
 IDIOM = re.compile(r"(?:^|_)(?:told|tell|tells|asked|beside|look|looks|anew|news)(?:_|$)|^_?(?:over|of)$")
 
@@ -93,10 +98,11 @@ def test_nothing_outside_the_tasks_asks_which_task_it_is() -> None:
         if name.startswith(TASK_HOMES):
             continue
         for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Compare):
-                constants = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+            if isinstance(node, (ast.Compare, ast.Dict, ast.MatchValue)):
+                asking = node.keys if isinstance(node, ast.Dict) else ast.walk(node)
+                constants = (each.value for each in asking if isinstance(each, ast.Constant))
                 found = {each for each in constants if isinstance(each, str)} & TASKS.keys()
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "type"}:
                 found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & ANSWERS
             else:
                 continue

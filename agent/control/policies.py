@@ -156,6 +156,12 @@ class Policies:
                 "a task whose answers have classes or scores",
                 "leave the policy out",
             )
+        stated = {"score_threshold": args.score_threshold is not None, "classes": args.classes is not None}
+        for key, is_stated in stated.items():
+            if is_stated and key not in self._task.policy_keys:
+                raise _refusal(
+                    f"{key} for a model of task {spec.task}", f"a task whose answers have {key}", "leave it out"
+                )
         threshold, least = args.score_threshold, self._task.least_score
         if threshold is not None and threshold < least:
             found = f"score_threshold={threshold:g}"

@@ -14,6 +14,7 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.inspection.check import Answered, Check, Row
 from agent.vision.drawing import COLORS, Color, Picture, input_picture, scaled
+from agent.vision.tasks.opening import open_task
 
 _COLUMNS = 3
 _TILE_PX, _TALLEST_PX = 480, 340  # width, and most height, of a tile's picture
@@ -136,7 +137,7 @@ def _facts(check: Check) -> Picture:
     spec, image = check.written, check.written.input
     lines = [f"task {spec.task}" + (f", decoder {spec.decoder}" if spec.decoder else "")]
     lines += [f"{key}: {_short(value)}" for key, value in image.model_dump(mode="json", exclude={"multiple"}).items()]
-    if spec.decoder is not None:
+    if open_task(spec).finds_objects:
         lines.append(f"score above {spec.score_threshold:g}, IoU {spec.iou_threshold:g}, nms {spec.suppression}")
     lines.append("")
     for name, shape, *figures in check.ranges:

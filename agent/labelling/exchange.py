@@ -67,8 +67,8 @@ def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> dict[
         path: Of a detector COCO's JSON: each image that it lists counts as labelled, one without a box as "nothing
             there". Of a classifier a folder or a zip of class folders; those in `unlabelled` go on waiting.
 
-    Raises AgentError: `labelling.import`, `labelling.label`, and as the store; DatasetError for files that are
-    malformed.
+    Raises AgentError: `labelling.import`, and as the store; LabelError as `LabelKind.read`; DatasetError for malformed
+    files.
     """
     drawn = {frame.id: frame for frame in store.frames()}
     truths, listed = (

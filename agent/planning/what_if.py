@@ -90,7 +90,7 @@ class WhatIf:
         self._any_shows = any(_shows_something(answers) for *_, answers in self._known)
 
     def evaluate(self, plan: PrecisionPlan, frames: int | None = None) -> WhatIfResult:
-        """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames with detections come first."""
+        """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames that show anything are first."""
         numbers = self.runtime.takes_unsigned, self.runtime.weight_bits
         graph = quantised_graph(self.model.master, plan, self.calibration, *numbers).graph
         divergences, losses = list[float](), list[float]()

@@ -30,7 +30,7 @@ from calibrate.errors import TaredError
 log = logging.getLogger(__package__)
 
 _WAITING = 256  # answers
-_WAITING_LARGE = 8  # answers of raw outputs, each of which may take MB
+_WAITING_LARGE = 8  # answers each of which may take MB
 _END_S = 5.0  # time for the lines that wait at the end; a disk may hang
 _WELL_AFTER = 30  # calls of an output in a row without a fault, after which it works again
 _IDLE_S = 60.0  # between two looks at outputs that have nothing to do

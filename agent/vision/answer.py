@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # in `typing` since Python 3.11
 Wanted = Callable[[NDArray[np.int64], FloatArray | None], NDArray[np.bool_]]
 # The reference's class of an object, and the served class; None where the object was not found.
 ServedClass = tuple[int, int | None]
+_ARRAY_BYTES = 128  # of an array without its values
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class Hits:
 
 
 class Answer(ABC):
-    """The answer to one frame. It owns its arrays: it is kept for minutes, and an engine's outputs are not.
+    """The answer to one frame. It is kept for minutes, so that no array is a view of an engine's outputs.
+
+    Raw outputs alone are the outputs themselves, and are not kept.
 
     Its places are in pixels of the network input until `in_frame` has moved them.
     """
@@ -95,8 +98,9 @@ class Answer(ABC):
 
     @property
     def nbytes(self) -> int:
-        """The size of its arrays in memory."""
-        return 0
+        """The size of its arrays in memory, approximately."""
+        arrays = (each for each in vars(self).values() if isinstance(each, np.ndarray))
+        return sum(each.nbytes + _ARRAY_BYTES for each in arrays)
 
     @abstractmethod
     def fidelity(self, reference: Self) -> float:
@@ -126,7 +130,7 @@ class Answer(ABC):
 
     def sureness(self, reference: Self) -> float:
         """Return how sure this answer and the reference's are; comparable among frames of one model."""
-        raise _no_labels(self, reference)
+        return self.fidelity(reference)
 
     def in_frame(self, geometry: Geometry | None) -> Self:
         """Return the answer with its places in frame pixels.

@@ -58,10 +58,6 @@ class Detections(LabelledBoxes, Answer):
     def confidence(self) -> float:
         return float(self.scores.max()) if len(self) else math.nan
 
-    @property
-    def nbytes(self) -> int:
-        return self.boxes.nbytes + self.classes.nbytes + self.scores.nbytes
-
     def fidelity(self, reference: Detections) -> float:
         """Return F1 of the matches at IoU 0.5; 1 when both are empty."""
         return count_matches(self, reference).f1

@@ -10,8 +10,8 @@ from agent.vision.answer import Answer
 from agent.vision.labelled_images import Image
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from agent.vision.tasks.average_precision import Evaluation
 from agent.vision.tasks.opening import open_task
+from agent.vision.tasks.scores import Evaluation
 from engines.interface import Engine
 
 TruthT = TypeVar("TruthT")
@@ -32,7 +32,7 @@ def evaluate(engine: Engine, spec: ModelSpec, path: Path, only: Sequence[str] = 
     task = open_task(spec)
     images = task.labelled_images(path, only)
     task.check_labels(images, engine.outputs)
-    return task.evaluation(answered(engine, task.evaluation_spec(), images))
+    return task.evaluation(answered(engine, task.evaluation_spec, images))
 
 
 def answered(

@@ -27,7 +27,8 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 class LabelKind(ABC, Generic[TruthT, AnswerT]):
     """What one frame's label is.
 
-    form: It decides how the page of `tared label` asks for a label, and what labelling tools exchange.
+    form: It decides how the page of `tared label` asks for a label, and what labelling tools exchange. A "class" is an
+        int. "boxes" are LabelledBoxes, and an answer can be given as a label.
     unnamed: The label of a frame that the labels of a recording do not name; None: it has none.
     example: A label in JSON.
     """
@@ -81,17 +82,17 @@ def class_name(number: int, names: Sequence[str]) -> str:
 def parse_class(text: str, names: Sequence[str]) -> int:
     """Return the class of this name, in any case, or of this number. Raises LabelError (`labels.class`)."""
     wanted = text.strip()
-    for named in (
-        [number for number, name in enumerate(names) if name == wanted],
-        [number for number, name in enumerate(names) if name.casefold() == wanted.casefold()],
-    ):
-        if len(named) == 1:
-            return named[0]
+    for exact in (text, wanted):
+        if exact in names:
+            return names.index(exact)
+    alike = [number for number, name in enumerate(names) if name.strip().casefold() == wanted.casefold()]
+    if len(alike) == 1:
+        return alike[0]
     if wanted.isascii() and wanted.isdecimal() and len(wanted) < 9:
         return check_class(int(wanted), names)
     near = difflib.get_close_matches(wanted, names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "write a name as labels of the model spec has it"
-    raise LabelError("labels.class", f"class {text[:64]!a}", f"a class of the model: {_listed(names)}", hint)
+    raise LabelError("labels.class", f"class {text[:64]!r}", f"a class of the model: {_listed(names)}", hint)
 
 
 def check_class(number: Any, names: Sequence[str]) -> int:
@@ -102,7 +103,7 @@ def check_class(number: Any, names: Sequence[str]) -> int:
             "labels.class",
             f"class {number!s:.40}",
             f"a number from 0 to {count - 1}",
-            "correct the label, or labels in the model spec",
+            "correct the class, or labels in the model spec",
         )
     return number
 
@@ -136,11 +137,6 @@ def checked_box(box: Sequence[Any], size: Size | None) -> tuple[float, ...]:
 def _is_number(value: Any) -> bool:
     """Return True for a finite number of a sane size; NaN is not at most anything."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _FAR_PX
-
-
-def wrong_form(found: str, expected: str) -> LabelError:
-    """Return the error `labels.task`."""
-    return LabelError("labels.task", found, expected, "send labels of the model's task")
 
 
 def _listed(names: Sequence[str]) -> str:

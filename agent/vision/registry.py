@@ -20,7 +20,7 @@ class TaskEntry:
     Args:
         home: Where its class is, as 'module:class'.
         decoders: Names of its decoders; empty: it takes none.
-        keys: Keys of a spec that no other task has.
+        keys: Keys of a spec that no other task has; none of a package's.
     """
 
     home: str
@@ -51,7 +51,7 @@ def task_names() -> list[str]:
 def find_task(name: str) -> TaskEntry:
     """Return a task by its name.
 
-    One of an installed package says by attributes of its class, `decoders` and `keys`, what the spec may state.
+    One of an installed package says by the attribute `decoders` of its class which ones the spec may name.
 
     Raises ValueError for a name that no task has, or several have, and for a task that cannot be imported.
     """
@@ -64,7 +64,7 @@ def find_task(name: str) -> TaskEntry:
     (entry,) = entries.values()
     try:
         found = entry.load()
-        return TaskEntry(entry.value, tuple(found.decoders), frozenset(found.keys))
+        return TaskEntry(entry.value, tuple(found.decoders))
     except Exception as error:  # the package's module may raise anything while it is imported
         raise ValueError(f"a task that can be imported; {entry.value}: {type(error).__name__}: {error}") from error
 

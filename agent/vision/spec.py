@@ -174,11 +174,13 @@ class ModelSpec(Strict):
     @classmethod
     def _decoder_fits_task(cls, decoder: str | None, info: ValidationInfo) -> str | None:
         task = info.data.get("task")
-        known = find_task(task).decoders if task is not None else ()
+        if task is None:  # it is wrong itself
+            return decoder
+        known = find_task(task).decoders
         if decoder is None:
             if known:
                 raise ValueError(f"{_decoder_names(known)} for task '{task}'")
-        elif task is not None and not known:
+        elif not known:
             raise ValueError(f"no decoder for task '{task}'")
         elif not (decoder in known or _DECODER_FUNCTION.fullmatch(decoder) or decoder in installed_decoders()):
             raise ValueError(_decoder_names(known))

@@ -24,7 +24,7 @@ from engines.graph.topology import graph_inputs, value_type
 CONFIG, LABELS = "config_infer.txt", "labels.txt"
 _COLORS = {"rgb": 0, "bgr": 1, "gray": 2}
 _NETWORK_MODES = {"fp32": 0, "int8": 1, "fp16": 2}
-_CLASSIFIER, _RAW_TENSORS = 1, 100
+_CLASSIFIER = 1
 _TYPES: Mapping[int, str] = {
     TensorProto.FLOAT: "TYPE_FP32", TensorProto.FLOAT16: "TYPE_FP16", TensorProto.DOUBLE: "TYPE_FP64",
     TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT8: "TYPE_INT8", TensorProto.INT32: "TYPE_INT32",
@@ -112,7 +112,7 @@ def _answers(source: ExportSource) -> list[str]:
     classes = [f"num-detected-classes={len(source.spec.labels)}"] if source.spec.labels else []
     return [
         *classes,
-        f"network-type={_RAW_TENSORS}",
+        f"network-type={open_task(source.spec).nvinfer_network_type}",
         "output-tensor-meta=1",
         "# boxes from nvinfer itself: network-type=0, parse-bbox-func-name and custom-lib-path of your parser",
     ]

@@ -1,47 +1,23 @@
-"""Score answers on labelled images: `Evaluation`, and COCO's mean average precision by pycocotools."""
+"""COCO's mean average precision, by pycocotools."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.vision.detections import Detections
-from agent.vision.labelled_images import LabelledObjects
+from agent.vision.tasks.scores import ClassPrecision, Evaluation
 
 if TYPE_CHECKING:
     from pycocotools.cocoeval import COCOeval
 
+    from agent.vision.labelled_images import LabelledObjects
+
 _SIZES = ("small", "medium", "large")  # COCO's: up to 32 x 32 px, up to 96 x 96, above
-
-
-@dataclass(frozen=True)
-class ClassPrecision:
-    """The mean AP of one class, over COCO's IoU thresholds, and the number of its objects without crowds."""
-
-    class_id: int
-    average: float
-    objects: int
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of one pass over a data set.
-
-    scores: top1, or map and map50, in [0, 1]: COCO's mean over classes and IoU thresholds, and at IoU 0.5. by_size: the
-    same mean by size of object, None where no object has it. by_class: one of each class. A classifier has neither.
-    """
-
-    task: str
-    images: int
-    scores: Mapping[str, float]
-    by_size: Mapping[str, float | None] = field(default_factory=dict)
-    by_class: Sequence[ClassPrecision] = ()
 
 
 class AveragePrecision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,16 @@ from agent.vision.answer import Answer, Decoder, Hits, ServedClass, Wanted
 from agent.vision.boxes import Size
 from agent.vision.decoders import Outputs
 from agent.vision.drawing import Picture, draw_title
-from agent.vision.labelled_images import ClassifiedImages
-from agent.vision.labels import LabelKind, class_id, wrong_form
+from agent.vision.labels import LabelError, LabelKind, class_id
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.average_precision import Evaluation
+from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.task import ModelTask, See, image_of
 from engines.interface import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from agent.vision.labelled_images import ClassifiedImages
 
 _TILES = 32  # along each side of a frame that is put in disorder
 
@@ -116,7 +118,8 @@ class FrameClass(LabelKind[int, Classification]):
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> int:
         del size
         if isinstance(document, list):
-            raise wrong_form("labels that are a list of boxes", "a class id or name")
+            found, remedy = "labels that are a list of boxes", "send labels of the model's task"
+            raise LabelError("labels.task", found, "a class id or name", remedy)
         return class_id(document, names)
 
     def document(self, truth: int) -> int:
@@ -166,6 +169,8 @@ class Classify(ModelTask):
         return class_probabilities(output[0])
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> ClassifiedImages:
+        from agent.vision.labelled_images import ClassifiedImages  # with cameras and HTTP, which a job's child lacks
+
         return ClassifiedImages(path, self.spec.labels, only)
 
     def check_labels(self, images: ClassifiedImages, outputs: Sequence[TensorSpec]) -> None:

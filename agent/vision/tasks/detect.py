@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,16 @@ from agent.vision.boxes import NO_BOXES, LabelledBoxes, Size, iou_matrix
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import MATCH_IOU, NO_DETECTIONS, Detections, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
-from agent.vision.labelled_images import CocoImages, LabelledObjects, YoloImages, detection_images
-from agent.vision.labels import LabelError, LabelKind, checked_box, class_id, wrong_form
+from agent.vision.labels import LabelError, LabelKind, checked_box, class_id
+from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.average_precision import AveragePrecision, Evaluation
 from agent.vision.tasks.own_decoder import import_decoder
+from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.task import ModelTask, See, image_of
 from engines.interface import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from agent.vision.labelled_images import CocoImages, LabelledObjects, YoloImages
 
 _MAX_CANDIDATES = 1000
 _MOST_BOXES = 1000  # in a label
@@ -43,11 +46,13 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
         if not isinstance(document, list) or not all(
             isinstance(each, dict) and isinstance(each.get("box"), list) for each in document
         ):
-            raise wrong_form("a label that is no list of boxes", self.example)
+            expected = 'a list of boxes, [{"class": 0, "box": [x1, y1, x2, y2]}]'
+            remedy = "send labels of the model's task"
+            raise LabelError("labels.task", "a label that is no list of boxes", expected, remedy)
         if len(document) > _MOST_BOXES:
             expected = f"at most {_MOST_BOXES} in a frame"
             raise LabelError("labels.box", f"{len(document)} boxes", expected, "leave out some")
-        classes = [class_id(each.get("class"), names) for each in document]
+        classes = [class_id(_whole(each.get("class")), names) for each in document]
         boxes = [checked_box(each["box"], size) for each in document]
         return LabelledBoxes(
             boxes=np.array(boxes, np.float32).reshape(-1, 4), classes=np.array(classes, np.int64).reshape(-1)
@@ -83,6 +88,11 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
         return found
 
 
+def _whole(number: Any) -> Any:
+    """Return a whole number as one, as pandas writes it: 3.0."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
 class Detect(ModelTask):
     """Boxes with classes and scores.
 
@@ -91,6 +101,7 @@ class Detect(ModelTask):
     batch axis, (height, width), score threshold) -> Detections.
     """
 
+    decoders: ClassVar[tuple[str, ...]] = TASKS["detect"].decoders
     can_be_drawn: ClassVar[bool] = True
     can_be_sure: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 32
@@ -157,15 +168,20 @@ class Detect(ModelTask):
         share = 2.0 * confirmed.sum() / (first.sum() + second.sum())
         return float(np.square(confirmed).sum() * share), float(confirmed.max())
 
+    @property
     def evaluation_spec(self) -> ModelSpec:
         """Return a spec of a far lower threshold: precision is averaged over all recalls."""
         return self.spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
+        from agent.vision.labelled_images import detection_images  # with cameras and HTTP, which a job's child lacks
+
         return detection_images(path, self.spec.labels, only)
 
     def evaluation(self, answered: Iterable[tuple[Detections, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision."""
+        from agent.vision.tasks.average_precision import AveragePrecision
+
         precision = AveragePrecision()
         for detections, truth in answered:
             precision.add(detections, truth)
@@ -195,11 +211,12 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
             candidates = find_candidates(image_of(batch), size, spec.score_threshold)
         _check_detections(candidates, spec.decoder)
         if not len(candidates):
-            return NO_DETECTIONS  # `candidates` may be a view of the outputs
+            return NO_DETECTIONS  # an own decoder may return views of the outputs
         candidates = _made_sound(candidates, limit, spec.score_threshold)
         if spec.suppression == "none":
             return keep_best(candidates, _MAX_CANDIDATES)
-        return suppress_overlaps(candidates, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
+        kept = suppress_overlaps(candidates, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
+        return kept if kept is not candidates else kept[np.arange(len(kept))]  # likewise
 
     return detect
 

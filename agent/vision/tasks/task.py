@@ -22,9 +22,9 @@ from agent.vision.labels import LabelKind
 from agent.vision.spec import ModelSpec
 from engines.interface import Array, TensorSpec
 
-if TYPE_CHECKING:  # a daemon evaluates no labelled images
+if TYPE_CHECKING:  # with cameras and HTTP, which a job's child does without
     from agent.vision.labelled_images import LabelledImages
-    from agent.vision.tasks.average_precision import Evaluation
+    from agent.vision.tasks.scores import Evaluation
 
 
 # Returns the outputs for a frame, and the answer in its pixels.
@@ -36,20 +36,18 @@ class ModelTask(ABC):
 
     Class attributes, which the rest of the program reads:
         decoders: Names of its decoders; empty: it takes none.
-        keys: Keys of a model spec that are for it alone.
         can_be_drawn: An answer can be drawn into a picture.
         has_large_answers: They are too large to be kept by the dozen.
         has_open_outputs: The number of rows of an output may depend on the frame.
         finds_objects: An answer that is not empty shows that the camera sees something.
         can_be_sure: An answer says how sure the model is, which `confirmed` measures.
         frames_to_check: So many suffice to compare specs by it.
-        nvinfer_network_type: DeepStream's number; 100 hands out raw tensors.
+        nvinfer_network_type: DeepStream's number: 1 for a classifier; 100 hands out raw tensors.
         labels: What a frame's label is; None: a frame cannot be labelled.
         policy_keys: Those of a policy that apply to answers.
     """
 
     decoders: ClassVar[tuple[str, ...]] = ()
-    keys: ClassVar[frozenset[str]] = frozenset()
     can_be_drawn: ClassVar[bool] = False
     has_large_answers: ClassVar[bool] = False
     has_open_outputs: ClassVar[bool] = False
@@ -133,6 +131,7 @@ class ModelTask(ABC):
     ) -> None:
         """Check that the labels fit an engine's outputs. Raises DatasetError (`dataset.label`) otherwise."""
 
+    @property
     def evaluation_spec(self) -> ModelSpec:
         """Return the spec with which an engine answers labelled images."""
         return self.spec

@@ -64,6 +64,23 @@ def test_a_box_that_the_store_would_round_to_nothing_is_refused() -> None:
         Detect.labels.read([{"class": 0, "box": [10, 20, 10.001, 40]}], LABELS, (HEIGHT, WIDTH))
 
 
+def test_of_equal_names_the_first_is_meant_and_blanks_do_not_count() -> None:
+    assert parse_class("crane", ("crane", "dog", "crane")) == 0
+    assert parse_class(" Dog", ("crane", " dog", "Crane")) == 1
+    with pytest.raises(LabelError, match=r"labels\.class: class 'CRANE'"):
+        parse_class("CRANE", ("crane", "Crane"))
+
+
+def test_a_label_of_a_frame_whose_size_is_not_known_is_as_it_was_given() -> None:
+    truth = Detect.labels.read(
+        [{"class": "dog", "box": [-5, 2, 999.5, 4]}, {"class": 1.0, "box": [1, 2, 3, 4]}], LABELS
+    )
+    assert truth.classes.tolist() == [1, 1]
+    assert truth.boxes.tolist()[0] == [-5.0, 2.0, 999.5, 4.0]
+    with pytest.raises(LabelError, match=r"labels\.box"):
+        Detect.labels.read([{"class": 0, "box": [0, 0, "1", 1]}], LABELS)
+
+
 def test_a_class_is_its_name_before_it_is_a_number() -> None:
     assert parse_class("3", ("5", "3", "1")) == 1
     assert parse_class("2", ("5", "3", "1")) == 2

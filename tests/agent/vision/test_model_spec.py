@@ -121,3 +121,9 @@ def test_a_model_in_the_place_of_its_spec_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"the model .*yolo\.onnx itself; .*'tared inspect .*yolo\.onnx -o MODEL\.yaml' writes one"
     ):
         load_model_spec(tmp_path / "yolo.onnx")
+
+
+def test_a_decoder_is_not_blamed_for_a_task_that_is_wrong() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(ModelSpec, {"path": "a.onnx", "task": "foo", "decoder": "yolox"}, "model.yaml")
+    assert caught.value.found.startswith("1 error ")

@@ -71,6 +71,15 @@ def test_an_installed_package_names_a_decoder(site: Path, function: str) -> None
     assert (found("mine-2.0").boxes.tolist(), found("mine-2.0").classes.tolist()) == ([[0.0, 0.0, 96.0, 64.0]], [3])
 
 
+def test_an_answer_keeps_no_view_of_the_outputs(site: Path) -> None:
+    install(site, "my_decoder", {"views": "my_decoder:decode"})
+    decode = open_task(spec("views")).open_decoder((64, 96), [TensorSpec("out", np.dtype(np.float32), (1, 1))])
+    for outputs in (np.array([[0.9]], np.float32), np.array([[0.1]], np.float32)):  # one candidate, and none
+        detections = decode({"out": outputs})
+        assert isinstance(detections, Detections)
+        assert not np.shares_memory(detections.scores, outputs)
+
+
 def test_a_built_in_decoder_is_never_overridden(site: Path) -> None:
     install(site, "my_decoder", dict.fromkeys(BUILTIN_DECODERS, "my_decoder:decode"))
     with pytest.raises(ConfigError) as caught:

@@ -47,8 +47,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info.mkdir(parents=True)
     (tmp_path / "site" / "rivers.py").write_text(TASK, encoding="utf-8")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rivers\nVersion: 1.0\n", encoding="utf-8")
-    entries = "water-level = rivers:WaterLevel\nbroken-level = rivers:Absent\n"
+    entries = "water-level = rivers:WaterLevel\nbroken-level = rivers:Absent\ntwice = rivers:WaterLevel\n"
     (info / "entry_points.txt").write_text(f"[tared.tasks]\n{entries}", encoding="utf-8")
+    other = tmp_path / "site" / "seas-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: seas\nVersion: 1.0\n", encoding="utf-8")
+    (other / "entry_points.txt").write_text("[tared.tasks]\ntwice = seas:WaterLevel\n", encoding="utf-8")
     return info
 
 
@@ -75,8 +79,9 @@ def test_a_task_of_a_package_is_served_calibrated_built_and_compared(bench: Benc
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("water", "one of classify, detect, raw, broken-level, water-level"),
+        ("water", "one of classify, detect, raw, broken-level, twice, water-level"),
         ("broken-level", "rivers:Absent: AttributeError"),
+        ("twice", "one package for it; rivers:WaterLevel, seas:WaterLevel have it"),
     ],
 )
 def test_a_task_that_is_not_there_is_refused_with_those_that_are(task: str, message: str) -> None:
