@@ -128,6 +128,7 @@ class LabelStore:
     Each call opens the file again: the daemon and `tared label` use it at the same time, and neither of them often.
 
     >>> import tempfile
+    >>> from agent.vision.tasks.classify import Classification
     >>> folder = tempfile.TemporaryDirectory()
     >>> store = LabelStore(Path(folder.name), "3f29", "classify")
     >>> draw = Draw(camera="gate", regime="a1b2", frame=7, ts=1.4, stratum=0, weight=1.0, probability=0.1,
