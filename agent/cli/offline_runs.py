@@ -370,13 +370,14 @@ def run_evaluate(
     result = {"task": evaluation.task, "images": evaluation.images, **scores}
     if not evaluation.by_class:
         return result
-    by_size = {size: None if value is None else round(value, 4) for size, value in evaluation.by_size.items()}
     by_class = [
-        {"class": each.class_id, "label": spec.label(each.class_id), "objects": each.objects}
-        | {"map": round(each.average, 4)}
+        {"class": each.class_id, "label": spec.label(each.class_id), evaluation.class_unit: each.count}
+        | {evaluation.class_score: round(each.value, 4)}
         for each in evaluation.by_class
     ]
-    return {**result, "by_size": by_size, "by_class": by_class}
+    by_size = {size: None if value is None else round(value, 4) for size, value in evaluation.by_size.items()}
+    sizes = {"by_size": by_size} if by_size else {}
+    return {**result, **sizes, "by_class": by_class}
 
 
 @contextmanager

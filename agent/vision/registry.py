@@ -38,6 +38,7 @@ TASKS: Mapping[str, TaskEntry] = {
         ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet"),
         frozenset(("nms",)),
     ),
+    "segment": TaskEntry("agent.vision.tasks.segment:Segment"),
     "raw": TaskEntry("agent.vision.tasks.raw:Raw"),
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.vision.detections import Detections
-from agent.vision.tasks.scores import ClassPrecision, Evaluation
+from agent.vision.tasks.scores import ClassScore, Evaluation
 
 if TYPE_CHECKING:
     from pycocotools.cocoeval import COCOeval
@@ -73,7 +73,7 @@ class AveragePrecision:
         of_class = evaluation.eval["precision"][:, :, :, 0, -1]  # thresholds, recalls, classes; of all sizes
         mean, at_50, _, *sizes = evaluation.stats[:6].tolist()
         by_class = [
-            ClassPrecision(class_id, float(of_class[:, :, number].mean()), counts[class_id])
+            ClassScore(class_id, float(of_class[:, :, number].mean()), counts[class_id])
             for number, class_id in enumerate(map(int, evaluation.params.catIds))
             if class_id in counts
         ]

@@ -7,24 +7,27 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class ClassPrecision:
-    """The mean AP of one class, over COCO's IoU thresholds, and the number of its objects without crowds."""
+class ClassScore:
+    """The score of one class, and the number of its objects, without crowds, or of its pixels."""
 
     class_id: int
-    average: float
-    objects: int
+    value: float
+    count: int
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The result of one pass over a data set.
 
-    scores: top1, or map and map50, in [0, 1]: COCO's mean over classes and IoU thresholds, and at IoU 0.5. by_size: the
-    same mean by size of object, None where no object has it. by_class: one of each class. A classifier has neither.
+    scores: By name, in [0, 1]; the first is the task's own: top1, map (COCO's mean over classes and IoU thresholds), or
+    miou. by_size: COCO's mean by size of object, None where no object has it. by_class: of each class `class_score`,
+    and how many of `class_unit` there are. Tasks without them have none.
     """
 
     task: str
     images: int
     scores: Mapping[str, float]
     by_size: Mapping[str, float | None] = field(default_factory=dict)
-    by_class: Sequence[ClassPrecision] = ()
+    by_class: Sequence[ClassScore] = ()
+    class_score: str = "map"
+    class_unit: str = "objects"

@@ -44,7 +44,7 @@ def test_classes_that_never_occur_do_not_count_and_missed_ones_do(capfd: pytest.
     mean = precision.mean()
     assert mean is not None
     assert mean.scores["map"] == pytest.approx(0.5)
-    assert [(each.class_id, each.average, each.objects) for each in mean.by_class] == [
+    assert [(each.class_id, each.value, each.count) for each in mean.by_class] == [
         (0, pytest.approx(1.0), 1),
         (4, 0.0, 1),
     ]
@@ -97,8 +97,8 @@ def test_map_is_that_of_coco_s_own_tools(tmp_path: Path, seed: int) -> None:
     sizes = [-1.0 if value is None else value for value in mean.by_size.values()]
     assert [*mean.scores.values(), *sizes] == pytest.approx(expected.stats[[0, 1, 3, 4, 5]].tolist(), abs=1e-9)
     by_class = expected.eval["precision"][:, :, :, 0, -1].mean(axis=(0, 1))
-    assert [each.average for each in mean.by_class] == pytest.approx(by_class.tolist(), abs=1e-9)
-    assert sum(each.objects for each in mean.by_class) == sum(not each["iscrowd"] for each in coco.anns.values())
+    assert [each.value for each in mean.by_class] == pytest.approx(by_class.tolist(), abs=1e-9)
+    assert sum(each.count for each in mean.by_class) == sum(not each["iscrowd"] for each in coco.anns.values())
 
 
 class Oracle:

@@ -1,0 +1,283 @@
+"""The task segment: a class for each pixel (semantic segmentation), or one mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.common.errors import ConfigError, DatasetError
+from agent.vision.answer import Answer, Decoder, ServedClass
+from agent.vision.boxes import Size
+from agent.vision.drawing import COLORS, Picture
+from agent.vision.policy import Policy
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import ModelSpec
+from agent.vision.tasks.scores import ClassScore, Evaluation
+from agent.vision.tasks.task import ModelTask, image_of
+from engines.interface import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from agent.vision.mask_images import MaskImages
+
+NOTHING = -1  # the class of a pixel that shows none
+_SAME_CLASS = 0.5  # IoU from which on a class is where the reference has it
+_OPACITY = 0.5
+
+Classes = NDArray[np.int16]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelMap(Answer):
+    """Hold the class of each pixel.
+
+    Args:
+        classes: int16 (h, w), numbers of classes from 0, or NOTHING.
+        covered: (height, width) in pixels of the network input, or of the frame, that the map covers.
+    """
+
+    classes: Classes
+    covered: Size
+
+    @property
+    def is_empty(self) -> bool:
+        """True where no pixel shows anything."""
+        return bool((self.classes == NOTHING).all())
+
+    @property
+    def classes_seen(self) -> frozenset[int]:
+        return frozenset(np.unique(self.classes).tolist()) - {NOTHING}
+
+    def fidelity(self, reference: LabelMap) -> float:
+        """Return the mean IoU over the classes in either map; 1 where both show nothing.
+
+        Pixels that agree would say less: where most are background, a thin class that has gone changes few of them.
+        """
+        ious = class_ious(confusion(self.classes, reference.classes))
+        return float(np.nanmean(ious)) if np.isfinite(ious).any() else 1.0
+
+    def pairs(self, served: LabelMap | None) -> list[ServedClass]:
+        """Return for each class of the frame the same one where IoU is 0.5, else that which most of its pixels have."""
+        seen = sorted(self.classes_seen)
+        if served is None:
+            return [(each, None) for each in seen]
+        counts = confusion(served.classes, self.classes)
+        ious = class_ious(counts)
+        pairs: list[ServedClass] = []
+        for each in seen:
+            most = int(counts[each + 1].argmax()) - 1
+            instead = None if most in (NOTHING, each) else most
+            pairs.append((each, each if ious[each] >= _SAME_CLASS else instead))
+        return pairs
+
+    def in_frame(self, geometry: Geometry | None) -> LabelMap:
+        """Return the part of the map that the frame covers, at the map's own resolution."""
+        if geometry is None:
+            return self
+        rows = _taken(
+            self.classes.shape[0], self.covered[0], geometry.top_px, geometry.frame_height_px * geometry.scale_y
+        )
+        columns = _taken(
+            self.classes.shape[1], self.covered[1], geometry.left_px, geometry.frame_width_px * geometry.scale_x
+        )
+        inside = ((rows >= 0) & (rows < self.classes.shape[0]))[:, np.newaxis]
+        inside = inside & (columns >= 0) & (columns < self.classes.shape[1])
+        taken = self.classes[rows.clip(0, self.classes.shape[0] - 1)][:, columns.clip(0, self.classes.shape[1] - 1)]
+        in_frame = np.where(inside, taken, np.int16(NOTHING))
+        return LabelMap(in_frame, (geometry.frame_height_px, geometry.frame_width_px))
+
+    def resized(self, size: Size) -> LabelMap:
+        """Return the map with one class for each pixel of a picture of this (height, width)."""
+        if self.classes.shape == size:
+            return self
+        classes = cv2.resize(self.classes, (size[1], size[0]), interpolation=cv2.INTER_NEAREST_EXACT)
+        return LabelMap(np.asarray(classes, np.int16), size)
+
+    def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return for each class its share of the pixels, and its mask in COCO's run-length encoding."""
+        height, width = self.classes.shape
+        return {
+            "segments": [
+                {
+                    "class": number,
+                    "label": spec.label(number),
+                    "share": round(float((self.classes == number).mean()), 4),
+                    "mask": {"size": [height, width], "counts": run_lengths(self.classes == number)},
+                }
+                for number in sorted(self.classes_seen)
+            ]
+        }
+
+    def summary(self, spec: ModelSpec) -> str:
+        """Return the classes with their shares of the pixels, the largest first."""
+        shares = {each: float((self.classes == each).mean()) for each in self.classes_seen}
+        largest = sorted(shares, key=lambda each: -shares[each])
+        return ", ".join(f"{spec.label(each)} {shares[each]:.0%}" for each in largest) or "nothing"
+
+    def draw(self, picture: Picture, spec: ModelSpec) -> None:
+        del spec
+        classes = self.resized((picture.shape[0], picture.shape[1])).classes
+        shown = classes != NOTHING
+        colors = np.array(COLORS, np.uint8)[classes % len(COLORS)]
+        picture[shown] = cv2.addWeighted(picture, 1.0 - _OPACITY, colors, _OPACITY, 0.0)[shown]
+
+    def shown(self, policy: Policy, camera: str, geometry: Geometry | None) -> LabelMap:
+        """Return the map without the classes that are of no interest; a policy's masks are of boxes."""
+        del camera, geometry
+        is_shown = policy.is_of_interest(self.classes.astype(np.int64).ravel()).reshape(self.classes.shape)
+        return self if is_shown.all() else replace(self, classes=np.where(is_shown, self.classes, np.int16(NOTHING)))
+
+    def left_out(self, shown: LabelMap) -> int:
+        """Return the number of classes that are left out."""
+        return len(self.classes_seen - shown.classes_seen)
+
+
+class Segment(ModelTask):
+    """A class for each pixel.
+
+    Outputs are scores for each class, (classes, h, w) or (h, w, classes), of which the largest counts; a map of class
+    numbers (h, w); or one score (1, h, w), which is above the threshold where the one class is. Classes beyond the
+    labels, such as "void", are nothing.
+    """
+
+    can_be_drawn: ClassVar[bool] = True
+    has_large_answers: ClassVar[bool] = True
+    policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
+
+    def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
+        name, axis = _find_map(outputs, size)
+        threshold, labels = self.spec.score_threshold, len(self.spec.labels)
+
+        def decode(batch: Mapping[str, Array]) -> LabelMap:
+            classes = _classes(image_of(batch)[name], axis, threshold)
+            if labels:
+                classes[classes >= labels] = NOTHING
+            return LabelMap(classes, size)
+
+        return decode
+
+    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> MaskImages:
+        from agent.vision.mask_images import MaskImages
+
+        return MaskImages(path, self.spec.labels, only)
+
+    def evaluation(self, answered: Iterable[tuple[LabelMap, Classes]]) -> Evaluation:
+        """Return the mean IoU over classes, of the confusions of all images together, and the share of right pixels."""
+        images, counts = 0, np.zeros((1, 1), np.int64)
+        for answer, truth in answered:
+            images += 1
+            classes = answer.resized((truth.shape[0], truth.shape[1])).classes
+            counts = _sum(counts, confusion(np.where(truth == NOTHING, np.int16(NOTHING), classes), truth))
+        shown = counts[1:].sum(axis=1)
+        if not shown.any():
+            found_text = f"no labelled pixel in {images} images"
+            raise DatasetError(
+                "dataset.empty", found_text, "at least one", "check the masks and labels of the model spec"
+            )
+        ious = class_ious(counts)
+        labelled = np.flatnonzero(shown)
+        right = np.diag(counts)[1:].sum() / shown.sum()
+        by_class = [ClassScore(int(each), float(ious[each]), int(shown[each])) for each in labelled]
+        scores = {"miou": float(ious[labelled].mean()), "pixel_accuracy": float(right)}
+        return Evaluation(self.spec.task, images, scores, by_class=by_class, class_score="iou", class_unit="pixels")
+
+
+def confusion(served: Classes, reference: Classes) -> NDArray[np.int64]:
+    """Return how many pixels have which class in both maps: (1 + classes, 1 + classes), rows the reference's.
+
+    The first row and column are NOTHING. Both maps have one shape.
+    """
+    count = 2 + int(max(served.max(initial=NOTHING), reference.max(initial=NOTHING)))
+    places = (reference.astype(np.int64).ravel() + 1) * count + served.ravel() + 1
+    return np.bincount(places, minlength=count * count).reshape(count, count)
+
+
+def class_ious(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the IoU of each class, (classes,), from a confusion; NaN for a class that is in neither map."""
+    both = np.diag(counts)[1:].astype(np.float64)
+    either = counts.sum(axis=0)[1:] + counts.sum(axis=1)[1:] - both
+    ious: NDArray[np.float64] = np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
+    return ious
+
+
+def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
+    """Return COCO's uncompressed run-length encoding: lengths of runs by columns, those of False first.
+
+    >>> run_lengths(np.array([[False, True], [True, True]]))
+    [1, 3]
+    """
+    flat = mask.ravel(order="F")
+    changes = np.flatnonzero(np.diff(flat)) + 1
+    bounds = np.concatenate(([0], changes, [flat.size]))
+    lengths: list[int] = np.diff(bounds).tolist()
+    return [0, *lengths] if flat.size and flat[0] else lengths
+
+
+def _sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of two confusions of different numbers of classes."""
+    count = max(len(first), len(second))
+    total = np.zeros((count, count), np.int64)
+    for each in (first, second):
+        total[: len(each), : len(each)] += each
+    return total
+
+
+def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | None]:
+    """Return the name of the output that is a map, and its axis of classes without the batch; None: it has none.
+
+    Raises ConfigError (`decoder.shape`) where none or several are.
+    """
+    fitting = [(output.name, axis) for output in outputs for axis in _class_axes(output.shape[1:], size)]
+    if len({name for name, _ in fitting}) != 1:
+        shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
+        raise ConfigError(
+            "decoder.shape",
+            f"outputs {shapes}",
+            f"one output with a map in the proportions of the input, {size[0]}x{size[1]}",
+            "export the model with the map alone, or choose task 'raw'",
+        )
+    return fitting[0]
+
+
+def _class_axes(shape: Sequence[int | None], size: Size) -> list[int | None]:
+    if len(shape) == 2:
+        return [None] if _has_proportions(shape, size) else []
+    if len(shape) != 3:
+        return []
+    return [axis for axis in (0, 2) if _has_proportions([side for at, side in enumerate(shape) if at != axis], size)]
+
+
+def _has_proportions(shape: Sequence[int | None], size: Size) -> bool:
+    """Return whether a map has the input's proportions, or is open; a map of a stride is rounded up."""
+    if None in shape:
+        return True
+    height, width = (side or 0 for side in shape)
+    return abs(height * size[1] - width * size[0]) <= max(size) and min(height, width) > 1
+
+
+def _classes(output: Array, axis: int | None, threshold: float) -> Classes:
+    """Return the class of each pixel; of scores that are no numbers none is the largest."""
+    scores = output[np.newaxis] if axis is None else np.moveaxis(output, axis, 0)
+    if len(scores) > 1:
+        if not np.isfinite(scores).all():
+            scores = np.where(np.isnan(scores), -np.inf, scores)
+        return np.asarray(scores.argmax(axis=0), np.int16)
+    if axis is None or output.dtype.kind != "f":
+        return np.array(scores[0], np.int16)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(scores[0] > threshold, 0, NOTHING), np.int16)
+
+
+def _taken(length: int, covered: int, offset: int, inner: float) -> NDArray[np.intp]:
+    """Return the indices of a map's rows, or columns, under a frame that begins at `offset` and is `inner` long.
+
+    length: of the map; covered, offset, inner: in pixels of the network input, `covered` in all.
+    """
+    step = length / covered
+    count = max(1, round(inner * step))
+    return np.floor(offset * step + (np.arange(count) + 0.5) * inner * step / count).astype(np.intp)
