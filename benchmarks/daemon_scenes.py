@@ -29,10 +29,10 @@ from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_int8
 from agent.models.model import Model, open_model
 from agent.validation.verdict import MIN_INFORMATIVE
+from agent.vision.datasets.labelled_images import detection_images
 from agent.vision.detections import Detections
 from agent.vision.evaluation import answered
 from agent.vision.fidelity import fidelity
-from agent.vision.labelled_images import detection_images
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.average_precision import AveragePrecision

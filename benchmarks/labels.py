@@ -21,7 +21,7 @@ from rich.progress import track
 
 from agent.labelling.accuracy import count_frame
 from agent.models.model import calibrate
-from agent.vision.labelled_images import ClassifiedImages, detection_images
+from agent.vision.datasets.labelled_images import ClassifiedImages, detection_images
 from agent.vision.labels import Truth
 from benchmarks.corruption import corrupt
 from benchmarks.models import DATA, observe

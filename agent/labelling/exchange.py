@@ -19,7 +19,7 @@ from agent.camera.images import ImageFiles
 from agent.common.errors import AgentError
 from agent.labelling.store import DrawnFrame, LabelStore
 from agent.vision.boxes import LabelledBoxes
-from agent.vision.coco import Instances, read_instances
+from agent.vision.datasets.coco import Instances, read_instances
 from agent.vision.labels import LabelKind, Truth, class_name, parse_class
 from engines.store.files import staging
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.vision.answer import Answer
-from agent.vision.labelled_images import Image
+from agent.vision.datasets.labelled_images import Image
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.opening import open_task

@@ -15,7 +15,7 @@ from agent.vision.tasks.scores import ClassScore, Evaluation
 if TYPE_CHECKING:
     from pycocotools.cocoeval import COCOeval
 
-    from agent.vision.labelled_images import LabelledObjects
+    from agent.vision.datasets.labelled_images import LabelledObjects
 
 _SIZES = ("small", "medium", "large")  # COCO's: up to 32 x 32 px, up to 96 x 96, above
 

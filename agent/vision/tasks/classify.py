@@ -24,7 +24,7 @@ from agent.vision.tasks.task import ModelTask, See, image_of
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
-    from agent.vision.labelled_images import ClassifiedImages
+    from agent.vision.datasets.labelled_images import ClassifiedImages
 
 _TILES = 32  # along each side of a frame that is put in disorder
 
@@ -169,7 +169,9 @@ class Classify(ModelTask):
         return class_probabilities(output[0])
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> ClassifiedImages:
-        from agent.vision.labelled_images import ClassifiedImages  # with cameras and HTTP, which a job's child lacks
+        from agent.vision.datasets.labelled_images import (
+            ClassifiedImages,  # with cameras and HTTP, which a job's child lacks
+        )
 
         return ClassifiedImages(path, self.spec.labels, only)
 

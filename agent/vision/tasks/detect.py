@@ -24,7 +24,7 @@ from agent.vision.tasks.task import ModelTask, See, image_of
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
-    from agent.vision.labelled_images import CocoImages, LabelledObjects, YoloImages
+    from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
 
 _MAX_CANDIDATES = 1000
 _MOST_BOXES = 1000  # in a label
@@ -174,7 +174,9 @@ class Detect(ModelTask):
         return self.spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
-        from agent.vision.labelled_images import detection_images  # with cameras and HTTP, which a job's child lacks
+        from agent.vision.datasets.labelled_images import (
+            detection_images,  # with cameras and HTTP, which a job's child lacks
+        )
 
         return detection_images(path, self.spec.labels, only)
 

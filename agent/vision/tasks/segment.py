@@ -23,7 +23,7 @@ from agent.vision.tasks.task import ModelTask, image_of
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
-    from agent.vision.mask_images import MaskImages
+    from agent.vision.datasets.mask_images import MaskImages
 
 NOTHING = -1  # the class of a pixel that shows none
 _SAME_CLASS = 0.5  # IoU from which on a class is where the reference has it
@@ -162,7 +162,7 @@ class Segment(ModelTask):
         return decode
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> MaskImages:
-        from agent.vision.mask_images import MaskImages
+        from agent.vision.datasets.mask_images import MaskImages
 
         return MaskImages(path, self.spec.labels, only)
 

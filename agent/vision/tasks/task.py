@@ -23,7 +23,7 @@ from agent.vision.spec import ModelSpec
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:  # with cameras and HTTP, which a job's child does without
-    from agent.vision.labelled_images import LabelledImages
+    from agent.vision.datasets.labelled_images import LabelledImages
     from agent.vision.tasks.scores import Evaluation
 
 

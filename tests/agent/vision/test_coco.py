@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from agent.common.errors import DatasetError
-from agent.vision.coco import _MOST_BYTES
-from agent.vision.labelled_images import detection_images
+from agent.vision.datasets.coco import _MOST_BYTES
+from agent.vision.datasets.labelled_images import detection_images
 
 Document = dict[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
-from agent.vision.labelled_images import ClassifiedImages, detection_images
+from agent.vision.datasets.labelled_images import ClassifiedImages, detection_images
 
 
 def png(width: int = 20, height: int = 10, value: int = 0) -> bytes:

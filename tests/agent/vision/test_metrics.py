@@ -13,9 +13,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from agent.common.errors import DatasetError
+from agent.vision.datasets.labelled_images import LabelledObjects, detection_images
 from agent.vision.detections import Detections
 from agent.vision.evaluation import evaluate
-from agent.vision.labelled_images import LabelledObjects, detection_images
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.average_precision import AveragePrecision
 from engines.interface import Array, TensorSpec

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.common.errors import ConfigError, DatasetError
-from agent.vision.mask_images import MaskImages
+from agent.vision.datasets.mask_images import MaskImages
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec

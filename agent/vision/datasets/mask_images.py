@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
-from agent.vision.labelled_images import Image
+from agent.vision.datasets.labelled_images import Image
 
 _FOLDERS = ("masks", "labels", "annotations")
 _NOT_COUNTED = -1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
 from agent.vision.boxes import LabelledBoxes
-from agent.vision.coco import Instances, find_instances, image_root
+from agent.vision.datasets.coco import Instances, find_instances, image_root
 
 Image = NDArray[np.uint8]
 
