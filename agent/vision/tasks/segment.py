@@ -18,6 +18,7 @@ from agent.vision.drawing import COLORS, Picture
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.maps import has_proportions, part_of_frame
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, image_of
 from engines.interface import Array, TensorSpec
@@ -79,16 +80,7 @@ class LabelMap(Answer):
         """Return the part of the map that the frame covers, at the map's own resolution."""
         if geometry is None:
             return self
-        rows = _taken(
-            self.classes.shape[0], self.covered[0], geometry.top_px, geometry.frame_height_px * geometry.scale_y
-        )
-        columns = _taken(
-            self.classes.shape[1], self.covered[1], geometry.left_px, geometry.frame_width_px * geometry.scale_x
-        )
-        inside = ((rows >= 0) & (rows < self.classes.shape[0]))[:, np.newaxis]
-        inside = inside & (columns >= 0) & (columns < self.classes.shape[1])
-        taken = self.classes[rows.clip(0, self.classes.shape[0] - 1)][:, columns.clip(0, self.classes.shape[1] - 1)]
-        in_frame = np.where(inside, taken, np.int16(NOTHING))
+        in_frame = part_of_frame(self.classes, self.covered, geometry, NOTHING)
         return LabelMap(in_frame, (geometry.frame_height_px, geometry.frame_width_px))
 
     def resized(self, size: Size) -> LabelMap:
@@ -246,18 +238,10 @@ def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | Non
 
 def _class_axes(shape: Sequence[int | None], size: Size) -> list[int | None]:
     if len(shape) == 2:
-        return [None] if _has_proportions(shape, size) else []
+        return [None] if has_proportions(shape, size) else []
     if len(shape) != 3:
         return []
-    return [axis for axis in (0, 2) if _has_proportions([side for at, side in enumerate(shape) if at != axis], size)]
-
-
-def _has_proportions(shape: Sequence[int | None], size: Size) -> bool:
-    """Return whether a map has the input's proportions, or is open; a map of a stride is rounded up."""
-    if None in shape:
-        return True
-    height, width = (side or 0 for side in shape)
-    return abs(height * size[1] - width * size[0]) <= max(size) and min(height, width) > 1
+    return [axis for axis in (0, 2) if has_proportions([side for at, side in enumerate(shape) if at != axis], size)]
 
 
 def _classes(output: Array, axis: int | None, threshold: float) -> Classes:
@@ -271,13 +255,3 @@ def _classes(output: Array, axis: int | None, threshold: float) -> Classes:
         return np.array(scores[0], np.int16)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(scores[0] > threshold, 0, NOTHING), np.int16)
-
-
-def _taken(length: int, covered: int, offset: int, inner: float) -> NDArray[np.intp]:
-    """Return the indices of a map's rows, or columns, under a frame that begins at `offset` and is `inner` long.
-
-    length: of the map; covered, offset, inner: in pixels of the network input, `covered` in all.
-    """
-    step = length / covered
-    count = max(1, round(inner * step))
-    return np.floor(offset * step + (np.arange(count) + 0.5) * inner * step / count).astype(np.intp)

@@ -1,0 +1,50 @@
+"""Bring maps, with a value for each pixel or each cell of a stride, from the network input to the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.vision.boxes import Size
+from agent.vision.preprocess import Geometry
+
+MapT = TypeVar("MapT", bound=np.generic)
+
+
+def has_proportions(shape: Sequence[int | None], size: Size) -> bool:
+    """Return whether a map has the input's proportions, or is open; a map of a stride is rounded up."""
+    if None in shape:
+        return True
+    height, width = (side or 0 for side in shape)
+    return abs(height * size[1] - width * size[0]) <= max(size) and min(height, width) > 1
+
+
+def part_of_frame(values: NDArray[MapT], covered: Size, geometry: Geometry, fill: float) -> NDArray[MapT]:
+    """Return the part of a map that the frame covers, at the map's own resolution.
+
+    Args:
+        values: (h, w), of the whole network input.
+        covered: (height, width) of the network input in pixels.
+        geometry: Where the frame lay in it.
+        fill: The value of what the frame has beyond the input.
+    """
+    height, width = values.shape
+    rows = _taken(height, covered[0], geometry.top_px, geometry.frame_height_px * geometry.scale_y)
+    columns = _taken(width, covered[1], geometry.left_px, geometry.frame_width_px * geometry.scale_x)
+    is_there = ((rows >= 0) & (rows < height))[:, np.newaxis] & (columns >= 0) & (columns < width)
+    taken: NDArray[MapT] = values[rows.clip(0, height - 1)][:, columns.clip(0, width - 1)]
+    taken[~is_there] = fill
+    return taken
+
+
+def _taken(length: int, covered: int, offset: int, inner: float) -> NDArray[np.intp]:
+    """Return the indices of a map's rows, or columns, under a frame that begins at `offset` and is `inner` long.
+
+    length: of the map; covered, offset, inner: in pixels of the network input, `covered` in all.
+    """
+    step = length / covered
+    count = max(1, round(inner * step))
+    return np.floor(offset * step + (np.arange(count) + 0.5) * inner * step / count).astype(np.intp)
