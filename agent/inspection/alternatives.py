@@ -87,7 +87,7 @@ def _changes(base: Alternative, heads: Sequence[Head], is_bytes: bool) -> Iterat
         if not same_values(changed.input, image):
             yield "values", name, changed
     for decoder in dict.fromkeys(head.decoder for head in heads):
-        if decoder != spec.decoder:
+        if spec.decoder is not None and decoder != spec.decoder:
             yield "decoder", f"decoder: {decoder}", spec.model_copy(update={"decoder": decoder})
 
 

@@ -22,6 +22,7 @@ from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.registry import task_class
 from agent.vision.tasks.classify import class_count
+from agent.vision.tasks.segment import class_axes
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]}
@@ -54,6 +55,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "nanodet-plus": Convention("NanoDet-Plus", {"resize": "stretch", **_NANODET}, 0.35, 0.6),
     "yunet": Convention("YuNet", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0}, 0.9, 0.3),
     "classify": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **IMAGENET}),
+    "segment": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **IMAGENET}, 0.5),
     "raw": Convention("no particular project", {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}),
 }
 
@@ -66,6 +68,8 @@ _SUPPRESSING = frozenset(("NonMaxSuppression", "TopK"))
 _LINEAR = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Add"))  # the last of a head, with its bias
 # A last layer of 1 x 1 is pooled before or behind.
 _POOLED = _LINEAR | {"GlobalAveragePool", "AveragePool", "ReduceMean"}
+_COARSEST_MAP = 8  # pixels of the image to one of a map of classes
+_PICTURE = 3  # channels
 _MOST_VALUES = 1 << 25  # in all outputs; a detector of 1280 x 1280 with 80 classes has 3 million
 
 
@@ -73,7 +77,7 @@ _MOST_VALUES = 1 << 25  # in all outputs; a detector of 1280 x 1280 with 80 clas
 class Head:
     """The task and, of a detector, the decoder. classes: how many the outputs have; 0 where that cannot be known."""
 
-    task: Literal["classify", "detect", "raw"]
+    task: str
     decoder: str | None
     sureness: Sureness
     reason: str
@@ -124,6 +128,8 @@ def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
         yield Head("detect", decoder, sureness, "class scores and distances per stride", scores[0].closed[2] or 0)
     if len(outputs) == 2 and _fits("ssd", facts, size):
         yield from _ssd(outputs)
+    if len(outputs) == 1 and outputs[0].made_by[-1:] == ("ArgMax",):
+        yield from _map(size, outputs[0])
     flat = [output for output in outputs if len(output.closed) == 3]
     if len(flat) == 1 and None not in flat[0].closed:
         yield from _table(facts, size, flat[0])
@@ -199,6 +205,7 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
     if _fits("fastestdet", facts, size) and {"Sigmoid", "Softmax"} <= made_by:
         classes = (shape[0] or 5) - 5
         yield Head("detect", "fastestdet", "sure", "a map with a sigmoid and a softmax among its channels", classes)
+    yield from _map(size, output)
     classes = class_count(output.closed) or 0
     if classes > 1:
         if made_by & {"Softmax", "LogSoftmax"} or facts.metadata.get("task") == "classify":
@@ -206,6 +213,24 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
         elif made_by and made_by <= _POOLED:
             reason = f"{classes} scores of a last linear layer; an embedding would look the same: then task raw"
             yield Head("classify", None, "likely", reason, classes)
+
+
+def _map(size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
+    """Yield the readings of a map of the image's proportions. A map of three channels may be a picture."""
+    made_by = output.made_by
+    for axis in class_axes(output.closed[1:], size):
+        sides = [side or 0 for at, side in enumerate(output.closed[1:]) if at != axis]
+        classes = (output.closed[1:][axis] or 0) if axis is not None else 0
+        if size[0] > _COARSEST_MAP * sides[0]:
+            continue
+        if made_by[-1:] == ("ArgMax",):
+            yield Head("segment", None, "sure", "a map of class numbers")
+        elif classes == 1 and made_by[-1:] == ("Sigmoid",):
+            yield Head("segment", None, "likely", "a map of one sigmoid: a mask", 1)
+        elif classes > 1 and made_by[-1:] == ("Softmax",):
+            yield Head("segment", None, "sure", f"a map of {classes} scores, softmax over them", classes)
+        elif classes > _PICTURE and {*made_by} <= _LINEAR | {"Resize"}:
+            yield Head("segment", None, "likely", f"a map of {classes} scores of a last linear layer", classes)
 
 
 def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
@@ -259,6 +284,8 @@ def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     if head.decoder is not None:
         yield Guess("score_threshold", convention.score, "guess", as_peer)
         yield Guess("iou_threshold", convention.iou, "guess", as_peer)
+    elif head.task == "segment" and head.classes == 1:
+        yield Guess("score_threshold", convention.score, "guess", "half of what a sigmoid can be")
 
 
 def _color(facts: GraphFacts, convention: Convention, as_peer: str) -> Guess:

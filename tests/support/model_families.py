@@ -163,7 +163,22 @@ def squeezed_softmax(net: Net) -> ModelProto:
 
 
 def segmentation(net: Net) -> ModelProto:
-    return net.model(_map(net, 8, CLASSES))
+    """torchvision's: scores of a stride, brought to the size of the image."""
+    scale = net.constant(np.array([1.0, 1.0, 8.0, 8.0], np.float32))
+    return net.model(net.node("Resize", _map(net, 8, CLASSES + 2), "", scale, mode="linear"))
+
+
+def segmentation_argmax(net: Net) -> ModelProto:
+    return net.model(net.node("Cast", net.node("ArgMax", _map(net, 4, CLASSES + 2), axis=1, keepdims=0), to=1))
+
+
+def one_mask(net: Net) -> ModelProto:
+    return net.model(_sigmoid(net, 2, 1))
+
+
+def picture(net: Net) -> ModelProto:
+    """A picture for a picture, as of super-resolution."""
+    return net.model(net.conv("image", 3, 3))
 
 
 def transformer(net: Net) -> ModelProto:
@@ -190,7 +205,8 @@ DETECTORS: dict[Family, str] = {
     yunet: "yunet",
 }
 CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier, squeezed_classifier, squeezed_softmax)
-OTHERS: tuple[Family, ...] = (segmentation, transformer, regression, yolov8_undecoded)
+SEGMENTERS: tuple[Family, ...] = (segmentation, segmentation_argmax, one_mask)
+OTHERS: tuple[Family, ...] = (picture, transformer, regression, yolov8_undecoded)
 
 
 def family(make: Family, shape: Shape = IMAGE) -> ModelProto:

@@ -224,7 +224,7 @@ def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | Non
 
     Raises ConfigError (`decoder.shape`) where none or several are.
     """
-    fitting = [(output.name, axis) for output in outputs for axis in _class_axes(output.shape[1:], size)]
+    fitting = [(output.name, axis) for output in outputs for axis in class_axes(output.shape[1:], size)]
     if len({name for name, _ in fitting}) != 1:
         shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
         raise ConfigError(
@@ -236,7 +236,11 @@ def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | Non
     return fitting[0]
 
 
-def _class_axes(shape: Sequence[int | None], size: Size) -> list[int | None]:
+def class_axes(shape: Sequence[int | None], size: Size) -> list[int | None]:
+    """Return which axes of an output, without the batch, may be the classes of a map of the input's proportions.
+
+    None stands for a map without such an axis. size: (height, width) of the input.
+    """
     if len(shape) == 2:
         return [None] if has_proportions(shape, size) else []
     if len(shape) != 3:

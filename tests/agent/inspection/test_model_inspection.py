@@ -19,9 +19,11 @@ from model_families import (
     DETECTORS,
     IMAGE,
     OTHERS,
+    SEGMENTERS,
     Family,
     classifier,
     family,
+    one_mask,
     squeezed_classifier,
     squeezed_softmax,
     ssd,
@@ -41,6 +43,7 @@ from agent.vision.preprocess import network_input
 from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
 from agent.vision.tasks.classify import Classification
 from agent.vision.tasks.opening import open_task
+from agent.vision.tasks.segment import LabelMap
 from engines.graph.load import image_input, load_model
 from engines.interface import TensorSpec
 from engines.preprocessing import Layout, PixelType
@@ -80,6 +83,18 @@ def test_every_family_is_known_by_its_graph(make: Family, tmp_path: Path) -> Non
     outputs = run(model, np.ones(IMAGE, np.float32))
     tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
     open_task(spec).open_decoder(IMAGE[2:], tensors)(outputs)
+
+
+@pytest.mark.parametrize("make", SEGMENTERS)
+def test_a_map_of_classes_is_known_and_decoded(make: Family, tmp_path: Path) -> None:
+    model = family(make)
+    spec = written(saved(tmp_path, model), tmp_path)
+    assert (spec.task, spec.decoder) == ("segment", None)
+    assert (spec.score_threshold == 0.5) == (make is one_mask)
+    outputs = run(model, np.ones(IMAGE, np.float32))
+    tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
+    answer = open_task(spec).open_decoder(IMAGE[2:], tensors)(outputs)
+    assert isinstance(answer, LabelMap)
 
 
 @pytest.mark.parametrize("make", DETECTORS)
