@@ -11,6 +11,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.results.writer import Output, ResultLine
 
+_WEIGHTS = ("score", "share")  # what says how much of an answer a part of it is
 _IDLE_S = 60.0
 
 
@@ -42,19 +43,20 @@ class ResultsTopic(Output):
 
 
 def result_payload(document: Mapping[str, Any], most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
-    """Return a result as JSON of at most `most_bytes`: the surest detections, and in `left_out` how many are missing.
+    """Return a result as JSON of at most `most_bytes`: the surest parts, and in `left_out` how many are missing.
 
-    Raw outputs that are too long are left out altogether, and counted in the same way.
+    Parts are detections, by their score, or segments, by their share of the frame. Whatever else is too long, such as
+    raw outputs, is left out altogether, and counted in the same way.
     """
     whole = json.dumps(document).encode()
-    if len(whole) <= most_bytes:
+    key = next((key for key, value in document.items() if isinstance(value, (list, Mapping))), None)
+    if len(whole) <= most_bytes or key is None:
         return whole
-    kind = "detections" if "detections" in document else "outputs"
-    count = len(document[kind])
-    bare = {**document, kind: type(document[kind])(), "left_out": count}
-    if kind == "outputs":
+    parts = document[key]
+    bare = {**document, key: type(parts)(), "left_out": len(parts)}
+    if not all(isinstance(each, Mapping) and (each.keys() & {*_WEIGHTS}) for each in parts):
         return json.dumps(bare).encode()
-    surest = sorted(document[kind], key=lambda each: -float(each["score"]))
+    surest = sorted(parts, key=lambda each: -float(next(each[name] for name in _WEIGHTS if name in each)))
     lengths = accumulate((len(json.dumps(each)) + len(", ") for each in surest), initial=len(json.dumps(bare)))
-    kept = sum(length <= most_bytes for length in lengths) - 1
-    return json.dumps({**bare, kind: surest[: max(0, kept)], "left_out": count - max(0, kept)}).encode()
+    kept = max(0, sum(length <= most_bytes for length in lengths) - 1)
+    return json.dumps({**bare, key: surest[:kept], "left_out": len(parts) - kept}).encode()

@@ -23,6 +23,7 @@ from agent.mqtt.message import Message, Newest
 from agent.results.mqtt_output import ResultsTopic, result_payload
 from agent.results.writer import ResultsWriter
 from agent.vision.tasks.raw import RawOutputs
+from agent.vision.tasks.segment import LabelMap
 
 TOPICS = Topics("default", "board")
 
@@ -84,6 +85,15 @@ def test_a_document_that_just_fits_is_whole() -> None:
 def test_raw_outputs_that_are_too_long_are_left_out() -> None:
     cut = read_object(result_payload(line(3, RawOutputs({"y": np.zeros((1, 20_000), np.float32)})).document))
     assert (cut["outputs"], cut["left_out"]) == ({}, 1)
+
+
+def test_of_a_map_that_is_too_long_the_largest_segments_stay() -> None:
+    noise = np.random.default_rng(0).integers(0, 3, (60, 80)).astype(np.int16)
+    noise[:30] = 1
+    document = line(3, LabelMap(noise, (60, 80))).document
+    length = len(json.dumps(document))
+    cut = read_object(result_payload(document, length - 1))
+    assert (cut["left_out"], cut["segments"][0]["class"], len(cut["segments"])) == (1, 1, 2)
 
 
 @pytest.mark.broker
