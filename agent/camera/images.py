@@ -80,6 +80,10 @@ class ImageFiles:
         except UnicodeDecodeError:
             raise self._unreadable(name, "UTF-8 text") from None
 
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of a file as it is."""
+        return self._content(name)
+
     def _content(self, name: str, most_bytes: int = _MAX_FILE_BYTES) -> bytes:
         try:
             return self._read(name, most_bytes)

@@ -39,6 +39,7 @@ TASKS: Mapping[str, TaskEntry] = {
         frozenset(("nms",)),
     ),
     "segment": TaskEntry("agent.vision.tasks.segment:Segment"),
+    "depth": TaskEntry("agent.vision.tasks.depth:Depth", keys=frozenset(("depth", "max_ratio"))),
     "raw": TaskEntry("agent.vision.tasks.raw:Raw"),
 }
 

@@ -51,6 +51,7 @@ Suppression = Literal["per-class", "agnostic", "none"]
 Resize = Literal["letterbox", "stretch", "pad", "native", "nearest", "rect"]
 Anchor = Literal["top-left", "center"]
 _TASKS = {"anyOf": [{"enum": [*TASKS]}, {"type": "string"}]}  # those of installed packages, too
+_LATER = ("nms", "depth", "max_ratio")
 _LABELS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # a file's name, or a list
 
 
@@ -152,6 +153,8 @@ class ModelSpec(Strict):
     Args:
         score_threshold: a fraction, as is iou_threshold.
         nms: which overlapping candidates are suppressed; None leaves it to the decoder, see `suppression`.
+        depth: whether values are distances, or known but for a scale and a shift, for task `depth`.
+        max_ratio: up to which two values agree, for task `depth`; None: 1.05.
         min_sqnr_db: the least that an engine's outputs have to reach, for task `raw`.
         reference_accuracy: the accuracy of the float model as the user knows it, for task `classify`.
     """
@@ -167,6 +170,8 @@ class ModelSpec(Strict):
     nms: Suppression | None = None
     min_sqnr_db: Finite = 20.0
     precision: PrecisionRules = PrecisionRules()
+    depth: Literal["metric", "relative"] | None = None
+    max_ratio: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None
     # Not dumped: no engine depends on it, and engines and plans are identified by the dump of their spec.
     reference_accuracy: Fraction | None = Field(default=None, exclude=True)
 
@@ -186,7 +191,7 @@ class ModelSpec(Strict):
             raise ValueError(_decoder_names(known))
         return decoder
 
-    @field_validator("nms", "reference_accuracy")
+    @field_validator("nms", "depth", "max_ratio", "reference_accuracy")
     @classmethod
     def _only_of_one_task(cls, value: Any, info: ValidationInfo) -> Any:
         why = ": fidelity bounds no other accuracy" if info.field_name == "reference_accuracy" else ""
@@ -212,9 +217,9 @@ class ModelSpec(Strict):
 
     @model_serializer(mode="wrap")
     def _without_unsaid(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave an `nms` that is not set out of the dump: engines built before the key existed keep their ids."""
+        """Leave later keys that are not set out of the dump: engines built before they existed keep their ids."""
         content: dict[str, Any] = dump(self)
-        return {key: value for key, value in content.items() if key != "nms" or value is not None}
+        return {key: value for key, value in content.items() if key not in _LATER or value is not None}
 
     @property
     def suppression(self) -> Suppression:

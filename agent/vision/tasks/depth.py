@@ -1,0 +1,183 @@
+"""The task depth: a distance or a disparity for each pixel, metric or relative (monocular depth estimation)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.common.errors import ConfigError, DatasetError
+from agent.vision.answer import Answer, Decoder
+from agent.vision.boxes import FloatArray, Size
+from agent.vision.drawing import Picture
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import ModelSpec
+from agent.vision.tasks.maps import has_proportions, part_of_frame
+from agent.vision.tasks.scores import Evaluation
+from agent.vision.tasks.task import ModelTask
+from engines.interface import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from agent.vision.datasets.depth_images import DepthImages
+
+DELTA_1 = 1.25  # a pixel is right if its ratio to the truth is below (Eigen et al., NIPS 2014)
+RATIO = 1.05
+_LEAST = 1e-6  # of a distance, or of a disparity; none is zero
+_ROWS, _COLUMNS = 12, 16  # of medians in JSON
+
+
+@dataclass(frozen=True, eq=False)
+class DepthMap(Answer):
+    """Hold the distance of each pixel, or its disparity.
+
+    Args:
+        values: float32 (h, w), in the model's unit; NaN where there is none.
+        covered: (height, width) in pixels of the network input, or of the frame, that the map covers.
+        is_relative: Known but for a scale and a shift.
+        max_ratio: Up to which two values agree.
+    """
+
+    values: FloatArray
+    covered: Size
+    is_relative: bool = False
+    max_ratio: float = RATIO
+
+    def fidelity(self, reference: DepthMap) -> float:
+        """Return the share of the reference's pixels that agree: their ratio to this map's is at most `max_ratio`.
+
+        A relative map is brought to the reference's scale and shift before.
+        """
+        expected = reference.values.astype(np.float64)
+        counted = np.isfinite(expected)
+        if not counted.any():
+            return 1.0
+        found = self.values.astype(np.float64)
+        if self.is_relative:
+            found = aligned(found, expected)
+        return float((ratios(found[counted], expected[counted]) <= self.max_ratio).mean())
+
+    def in_frame(self, geometry: Geometry | None) -> DepthMap:
+        """Return the part of the map that the frame covers, at the map's own resolution."""
+        if geometry is None:
+            return self
+        size = geometry.frame_height_px, geometry.frame_width_px
+        return replace(self, values=part_of_frame(self.values, self.covered, geometry, np.nan), covered=size)
+
+    def resized(self, size: Size) -> DepthMap:
+        """Return the map with one value for each pixel of a picture of this (height, width)."""
+        values = cv2.resize(self.values, (size[1], size[0]), interpolation=cv2.INTER_NEAREST_EXACT)
+        return replace(self, values=np.asarray(values, np.float32), covered=size)
+
+    def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the median of each cell of a grid over the frame, row by row; null where there is no value."""
+        del spec
+        bands = np.array_split(self.values, min(_ROWS, len(self.values)))
+        return {"depth": [[_median(each) for each in np.array_split(band, _COLUMNS, axis=1)] for band in bands]}
+
+    def summary(self, spec: ModelSpec) -> str:
+        """Return the range of most values."""
+        del spec
+        finite = self.values[np.isfinite(self.values)]
+        if not finite.size:
+            return "no depth"
+        low, high = np.quantile(finite, (0.05, 0.95))
+        return f"{low:.3g} to {high:.3g}"
+
+    def draw(self, picture: Picture, spec: ModelSpec) -> None:
+        """Draw the values in place of the picture, from dark to bright."""
+        del spec
+        values = self.resized((picture.shape[0], picture.shape[1])).values
+        there = np.isfinite(values)
+        if there.any():
+            low, high = np.quantile(values[there], (0.02, 0.98))
+            shares = np.nan_to_num((values - low) / max(float(high - low), _LEAST), nan=0.0)
+            levels = (np.clip(shares, 0.0, 1.0) * 255.0).astype(np.uint8)
+            picture[there] = cv2.applyColorMap(levels, cv2.COLORMAP_VIRIDIS)[there]
+
+
+class Depth(ModelTask):
+    """A distance, or a disparity, for each pixel: one output (h, w), (1, h, w) or (h, w, 1).
+
+    Nothing shows whether larger is nearer or farther: answers keep the model's own unit.
+    """
+
+    can_be_drawn: ClassVar[bool] = True
+    has_large_answers: ClassVar[bool] = True
+
+    def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
+        names = [output.name for output in outputs if _is_map(output.shape[1:], size)]
+        if len(names) != 1:
+            shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
+            raise ConfigError(
+                "decoder.shape",
+                f"outputs {shapes}",
+                f"one output with a value for each pixel of the input, {size[0]}x{size[1]}, or of a stride",
+                "export the model with the map alone, or choose task 'raw'",
+            )
+        (name,) = names
+        is_relative, max_ratio = self.spec.depth == "relative", self.spec.max_ratio or RATIO
+
+        def decode(batch: Mapping[str, Array]) -> DepthMap:
+            values = np.array(np.squeeze(batch[name][0]), np.float32)
+            values[~np.isfinite(values)] = np.nan
+            return DepthMap(values, size, is_relative, max_ratio)
+
+        return decode
+
+    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> DepthImages:
+        from agent.vision.datasets.depth_images import DepthImages
+
+        return DepthImages(path, only)
+
+    def evaluation(self, answered: Iterable[tuple[DepthMap, FloatArray]]) -> Evaluation:
+        """Return the share of pixels whose ratio is below 1.25, and the absolute relative error (Eigen et al. 2014)."""
+        errors, right = list[float](), list[float]()
+        for answer, truth in answered:
+            counted, expected = np.isfinite(truth), truth.astype(np.float64)
+            if not counted.any():
+                continue
+            found = answer.resized((truth.shape[0], truth.shape[1])).values.astype(np.float64)
+            if answer.is_relative:
+                found = aligned(found, expected)
+            relative = np.abs(found[counted] - expected[counted]) / expected[counted]
+            errors.append(float(np.nan_to_num(relative, nan=1.0).mean()))
+            right.append(float((ratios(found[counted], expected[counted]) < DELTA_1).mean()))
+        if not errors:
+            raise DatasetError("dataset.empty", "no pixel with a distance", "at least one", "check the depth pictures")
+        scores = {"delta1": float(np.mean(right)), "abs_rel": float(np.mean(errors))}
+        return Evaluation(self.spec.task, len(errors), scores)
+
+
+def aligned(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a relative map in the scale and shift of the expected one, by least squares (Ranftl et al. 2022)."""
+    both = np.isfinite(found) & np.isfinite(expected)
+    if both.sum() < 2 or np.ptp(found[both]) == 0.0:
+        return found
+    centre, target = found[both].mean(), expected[both].mean()
+    spread = found[both] - centre
+    scale = float(spread @ (expected[both] - target) / (spread @ spread))
+    moved: NDArray[np.float64] = scale * (found - centre) + target
+    return moved
+
+
+def ratios(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return max(found / expected, expected / found) of each pixel; infinite where one is no number or not positive."""
+    sound = (found > _LEAST) & (expected > _LEAST)
+    result = np.full(found.shape, np.inf)
+    result[sound] = np.maximum(found[sound] / expected[sound], expected[sound] / found[sound])
+    return result
+
+
+def _is_map(shape: Sequence[int | None], size: Size) -> bool:
+    sides = [side for side in shape if side != 1]
+    return len(shape) in (2, 3) and len(sides) == 2 and has_proportions(sides, size)
+
+
+def _median(cell: FloatArray) -> float | None:
+    finite = cell[np.isfinite(cell)]
+    return round(float(np.median(finite)), 3) if finite.size else None
