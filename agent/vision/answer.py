@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # in `typing` since Python 3.11
 Wanted = Callable[[NDArray[np.int64], FloatArray | None], NDArray[np.bool_]]
 # The reference's class of an object, and the served class; None where the object was not found.
 ServedClass = tuple[int, int | None]
-_ARRAY_BYTES = 128  # of an array without its values
+_ARRAY_BYTES = 128  # an array without its values
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 DELTA_1 = 1.25  # a pixel is right if its ratio to the truth is below (Eigen et al., NIPS 2014)
 RATIO = 1.05
-_LEAST = 1e-6  # of a distance, or of a disparity; none is zero
-_ROWS, _COLUMNS = 12, 16  # of medians in JSON
+_LEAST = 1e-6  # a distance or a disparity above it is one
+_ROWS, _COLUMNS = 12, 16  # the medians in JSON
 
 
 @dataclass(frozen=True, eq=False)

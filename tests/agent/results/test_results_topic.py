@@ -87,7 +87,7 @@ def test_raw_outputs_that_are_too_long_are_left_out() -> None:
     assert (cut["outputs"], cut["left_out"]) == ({}, 1)
 
 
-def test_of_a_map_that_is_too_long_the_largest_segments_stay() -> None:
+def test_the_largest_segments_of_a_map_that_is_too_long_stay() -> None:
     noise = np.random.default_rng(0).integers(0, 3, (60, 80)).astype(np.int16)
     noise[:30] = 1
     document = line(3, LabelMap(noise, (60, 80))).document

@@ -64,7 +64,7 @@ def test_a_box_that_the_store_would_round_to_nothing_is_refused() -> None:
         Detect.labels.read([{"class": 0, "box": [10, 20, 10.001, 40]}], LABELS, (HEIGHT, WIDTH))
 
 
-def test_of_equal_names_the_first_is_meant_and_blanks_do_not_count() -> None:
+def test_the_first_of_equal_names_is_meant_and_blanks_do_not_count() -> None:
     assert parse_class("crane", ("crane", "dog", "crane")) == 0
     assert parse_class(" Dog", ("crane", " dog", "Crane")) == 1
     with pytest.raises(LabelError, match=r"labels\.class: class 'CRANE'"):

@@ -57,7 +57,7 @@ def test_each_form_of_output_gives_the_same_map() -> None:
         np.testing.assert_array_equal(decoded(np.ascontiguousarray(output), model), classes)
 
 
-def test_one_score_is_a_mask_above_the_threshold() -> None:
+def test_a_single_score_is_a_mask_above_the_threshold() -> None:
     score = np.linspace(0.0, 1.0, 24 * 32, dtype=np.float32).reshape(SIZE)
     for output in (score[np.newaxis], score[..., np.newaxis]):
         found = decoded(output, spec("person", score_threshold=0.75))
@@ -65,7 +65,7 @@ def test_one_score_is_a_mask_above_the_threshold() -> None:
         assert (found[score <= 0.75] == NOTHING).all()
 
 
-def test_what_no_label_names_and_what_is_no_number_is_nothing() -> None:
+def test_classes_without_a_label_and_scores_that_are_no_numbers_are_nothing() -> None:
     scores = one_hot(street(), 3)
     assert set(np.unique(decoded(scores, spec("sky", "road")))) == {NOTHING, SKY, ROAD}
     scores[:, 0, 0] = np.nan, 0.5, np.nan
