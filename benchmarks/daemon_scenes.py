@@ -29,7 +29,7 @@ from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_int8
 from agent.models.model import Model, open_model
 from agent.validation.verdict import MIN_INFORMATIVE
-from agent.vision.datasets.labelled_images import detection_images
+from agent.vision.datasets.labelled_images import object_images
 from agent.vision.detections import Detections
 from agent.vision.evaluation import answered
 from agent.vision.fidelity import fidelity
@@ -245,7 +245,7 @@ def losses(model: Model, source: Path, engines: Mapping[K, bytes]) -> tuple[int,
 
 def _lost_points(engines: Mapping[str, bytes], reference: bytes, spec: ModelSpec) -> dict[str, Points]:
     """Return how many points of mAP each engine has beyond the float network, on the COCO photos."""
-    images = detection_images(DATA / COCO, spec.labels)
+    images = object_images(DATA / COCO, spec.labels)
 
     samples = np.random.default_rng(0).integers(len(images), size=(_SAMPLES, len(images)))
 

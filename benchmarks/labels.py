@@ -21,7 +21,7 @@ from rich.progress import track
 
 from agent.labelling.accuracy import count_frame
 from agent.models.model import calibrate
-from agent.vision.datasets.labelled_images import ClassifiedImages, detection_images
+from agent.vision.datasets.labelled_images import ClassifiedImages, object_images
 from agent.vision.labels import Truth
 from benchmarks.corruption import corrupt
 from benchmarks.models import DATA, observe
@@ -62,7 +62,7 @@ def real_answers(name: str) -> Answers:
     reference = backend.load(backend.build(model.reference).engine)
     path = DATA / _IMAGES[name]
     images: Sequence[tuple[NDArray[np.uint8], Truth]]
-    images = list(ClassifiedImages(path, model.spec.labels)) if name == "resnet20" else list(detection_images(path))
+    images = list(ClassifiedImages(path, model.spec.labels)) if name == "resnet20" else list(object_images(path))
     conditions, sure, counts = [], [], []
     with closing(int8), closing(reference):
         for number, (condition, severity) in enumerate(track(_CONDITIONS, name, console=Console(stderr=True))):

@@ -25,7 +25,7 @@ from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
 from calibrate.statistics.evidence import Interval
 
-MAX_BYTES = 6 * 2**20  # three minutes at 30 frames per second with ten detections each, four with none
+MAX_BYTES = 4 * 2**20  # two minutes at 30 frames per second with ten detections each, nearly three with none
 _BASE_BYTES = 480  # size of an answer and its places in the two indexes, beside its arrays
 _INTERVALS = 31  # between frames, of which the median counts
 _ARRIVING = 600  # answers that wait for the supervisor, which reads them ten times a second; one that hangs loses some

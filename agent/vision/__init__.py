@@ -20,7 +20,7 @@ Public names:
     task           VisionTask, ServedFrame, PendingInference, Outputs, Show, as_served, POLL_S
     fidelity       fidelity, Fidelity
     labels         LabelKind, LabelError, Truth, parse_class, class_id, class_name
-    datasets       detection_images, ClassifiedImages, LabelledObjects
+    datasets       object_images, ClassifiedImages, LabelledObjects
     evaluation     evaluate
     policy         Policy
     output_checks  output_faults, row_faults, largest_batch, check_batch

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,17 @@ _NANODET_BINS = 8  # reg_max + 1 of NanoDet's published models, all but nanodet-
 _HALVED = np.array([[1.0], [1.0], [0.5], [0.5]], np.float32)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Candidates(Detections):
+    """Detections with what else the model says of each.
+
+    Args:
+        extras: float32 (n, e): factors of mask prototypes, key points, or an angle, as the task reads them.
+    """
+
+    extras: FloatArray
+
+
 def yolox(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     """Decode YOLOX without decoding in the graph (Megvii, demo_utils.demo_postprocess): (N, 5 + classes).
 
@@ -60,21 +72,26 @@ def yolox(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     return every_class(corners(centres, sides), rows[:, 4:5] * rows[:, 5:], score_threshold)
 
 
-def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
+def yolov5(outputs: Outputs, _size: Size, score_threshold: float, extras: int = 0) -> Detections:
     """Decode Ultralytics YOLOv5 with its decoding in the graph (export.py), YOLOv7 too: (N, 5 + classes).
 
     A row holds the box cx cy w h in pixels, the objectness and a sigmoid per class; score = objectness * class, as in
     its non_max_suppression. Maps of rank 4, which older exports also put out, are ignored.
+
+    extras: columns behind the classes, see `Candidates`.
     """
-    expected = "a decoded YOLOv5 output (batch, N, 5 + classes)"
-    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5)
+    expected = f"a decoded YOLOv5 output (batch, N, 5 + classes{_and_extras(extras)})"
+    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5 + extras)
     rows = output[output[:, 4] > score_threshold].astype(np.float32, copy=False)
-    scores = rows[:, 4:5] * rows[:, 5:]
-    return every_class(corners(rows[:, :2], rows[:, 2:4]), scores, score_threshold)
+    end = rows.shape[1] - extras
+    scores = rows[:, 4:5] * rows[:, 5:end]
+    return every_class(corners(rows[:, :2], rows[:, 2:4]), scores, score_threshold, rows[:, end:])
 
 
-def yolov8(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
+def yolov8(outputs: Outputs, _size: Size, score_threshold: float, extras: int = 0) -> Detections:
     """Decode Ultralytics' default head since YOLOv8, YOLOv9 and YOLO11 too: (4 + classes, N), cx cy w h in pixels.
+
+    extras: channels behind the classes, see `Candidates`.
 
     >>> output = np.zeros((6, 100), np.float32)               # two classes, a hundred candidates
     >>> output[:, 7] = 50.0, 40.0, 20.0, 10.0, 0.1, 0.9
@@ -82,19 +99,26 @@ def yolov8(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
     >>> found.boxes.tolist(), found.classes.tolist()
     ([[40.0, 35.0, 60.0, 45.0]], [1])
     """
-    expected = "a YOLOv8 output (batch, 4 + classes, N), N above its channels"
-    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and 4 < shape[0] < shape[1])
-    likely = (output[4:].max(axis=0) > score_threshold).nonzero()[0]
+    expected = f"a YOLOv8 output (batch, 4 + classes{_and_extras(extras)}, N), N above its channels"
+    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and 4 + extras < shape[0] < shape[1])
+    end = len(output) - extras
+    likely = (output[4:end].max(axis=0) > score_threshold).nonzero()[0]
     rows = output[:, likely].T.astype(np.float32, copy=False)
-    return every_class(corners(rows[:, :2], rows[:, 2:4]), rows[:, 4:], score_threshold)
+    return every_class(corners(rows[:, :2], rows[:, 2:4]), rows[:, 4:end], score_threshold, rows[:, end:])
 
 
-def end2end(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
-    """Decode a graph that suppresses by itself, or needs not to (YOLOv10): (N, 6) x1 y1 x2 y2 score class."""
-    expected = "an end-to-end output (batch, N, 6)"
-    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] == 6)
+def end2end(outputs: Outputs, _size: Size, score_threshold: float, extras: int = 0) -> Detections:
+    """Decode a graph that suppresses by itself, or needs not to (YOLOv10, YOLO26): (N, 6) x1 y1 x2 y2 score class.
+
+    extras: columns behind the class, see `Candidates`.
+    """
+    expected = f"an end-to-end output (batch, N, 6{_and_extras(extras)})"
+    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] == 6 + extras)
     rows = output[output[:, 4] > score_threshold].astype(np.float32, copy=False)
-    return Detections(boxes=rows[:, :4], classes=rows[:, 5].astype(np.int64), scores=rows[:, 4])
+    boxes, classes, scores = rows[:, :4], rows[:, 5].astype(np.int64), rows[:, 4]
+    if not extras:
+        return Detections(boxes=boxes, classes=classes, scores=scores)
+    return Candidates(boxes=boxes, classes=classes, scores=scores, extras=rows[:, 6:])
 
 
 def ssd(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
@@ -265,13 +289,16 @@ def _cells(rows: int, columns: int) -> FloatArray:
     return np.stack((x, y), axis=1)
 
 
-def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
+def every_class(
+    boxes: FloatArray, scores: FloatArray, score_threshold: float, extras: FloatArray | None = None
+) -> Detections:
     """Return the candidates of every class above the threshold, since sigmoid scores are trained independently.
 
     Args:
         boxes: float32 (n, 4), x1 y1 x2 y2 in pixels of the network input.
         scores: float32 (n, classes), in [0, 1].
         score_threshold: Only candidates of a higher score are returned. A box may be returned for several classes.
+        extras: float32 (n, e), what else each has; the result is `Candidates` where e > 0.
 
     >>> boxes = np.float32([[0, 0, 10, 10], [5, 5, 9, 9]])
     >>> found = every_class(boxes, np.float32([[0.9, 0.5], [0.1, 0.2]]), 0.3)
@@ -279,7 +306,9 @@ def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -
     ([[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 10.0, 10.0]], [0, 1])
     """
     rows, classes = (scores > score_threshold).nonzero()
-    return Detections(boxes=boxes[rows], classes=classes, scores=scores[rows, classes])
+    if extras is None or not extras.shape[1]:
+        return Detections(boxes=boxes[rows], classes=classes, scores=scores[rows, classes])
+    return Candidates(boxes=boxes[rows], classes=classes, scores=scores[rows, classes], extras=extras[rows])
 
 
 def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
@@ -318,6 +347,10 @@ def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]
     return fitting[0]  # an engine's detections are floats
 
 
+def _and_extras(extras: int) -> str:
+    return f" + {extras}" if extras else ""
+
+
 def no_fit(outputs: Outputs, expected: str) -> ConfigError:
     """Return the error `decoder.shape`: these outputs are not as expected.
 
@@ -331,6 +364,11 @@ def no_fit(outputs: Outputs, expected: str) -> ConfigError:
     )
 
 
+EXTENDED_DECODERS: Mapping[str, Callable[[Outputs, Size, float, int], Detections]] = {
+    "yolov5": yolov5,
+    "yolov8": yolov8,
+    "end2end": end2end,
+}
 BUILTIN_DECODERS: Mapping[str, CandidateDecoder] = {
     "yolox": yolox,
     "yolov5": yolov5,

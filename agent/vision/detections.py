@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.vision.answer import Answer, Hits, MatchCounts, ServedClass, Wanted
-from agent.vision.boxes import NO_BOXES, FloatArray, LabelledBoxes, iou_matrix
+from agent.vision.boxes import FloatArray, LabelledBoxes, iou_matrix
 from agent.vision.drawing import Picture, draw_box
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
+
+if TYPE_CHECKING:  # in `typing` since Python 3.11
+    from typing_extensions import Self
 
 MATCH_IOU = 0.5
 
@@ -43,8 +46,13 @@ class Detections(LabelledBoxes, Answer):
 
     scores: FloatArray
 
-    def __getitem__(self, selection: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Detections:
-        return Detections(boxes=self.boxes[selection], classes=self.classes[selection], scores=self.scores[selection])
+    def __getitem__(self, selection: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Self:
+        arrays = {name: each[selection] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return replace(self, **arrays)
+
+    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
+        """Return how far each detection is where each object of the truth is, in [0, 1]: (n, m), the boxes' IoU."""
+        return iou_matrix(self.boxes, truth.boxes)
 
     @property
     def is_empty(self) -> bool:
@@ -134,7 +142,7 @@ class Detections(LabelledBoxes, Answer):
         return len(self) - len(shown)
 
 
-NO_DETECTIONS = Detections(boxes=NO_BOXES.boxes, classes=NO_BOXES.classes, scores=np.zeros(0, np.float32))
+DetectionsT = TypeVar("DetectionsT", bound=Detections)
 
 
 def count_matches(detections: Detections, truth: LabelledBoxes) -> MatchCounts:
@@ -148,7 +156,7 @@ def count_matches(detections: Detections, truth: LabelledBoxes) -> MatchCounts:
 
 def _paired(served: Detections, reference: Detections) -> list[tuple[int, int]]:
     """Return the (served, reference) indices of the same objects."""
-    overlaps = iou_matrix(served.boxes, reference.boxes)
+    overlaps = served.overlaps(reference)
     overlaps[overlaps < MATCH_IOU] = 0.0
     same_class = served.classes[:, np.newaxis] == reference.classes[np.newaxis]
     pairs = []
@@ -178,27 +186,34 @@ def match(detections: Detections, truth: LabelledBoxes, iou_threshold: float) ->
     >>> match(found, LabelledBoxes(boxes=box, classes=np.zeros(1, int)), 0.5).tolist()     # one object, claimed once
     [False, True]
     """
+    return matched_overlaps(detections, truth, iou_threshold) > 0.0
+
+
+def matched_overlaps(
+    detections: Detections, truth: LabelledBoxes, iou_threshold: float = MATCH_IOU
+) -> NDArray[np.float64]:
+    """Return the overlap of each detection with the object that it claims by `match`: (detections,); 0 without one."""
     same_class = detections.classes[:, np.newaxis] == truth.classes[np.newaxis]
-    overlaps = np.where(same_class, iou_matrix(detections.boxes, truth.boxes), 0.0)
-    hits = np.zeros(len(detections), np.bool_)
+    overlaps = np.where(same_class, detections.overlaps(truth), 0.0)
+    matched = np.zeros(len(detections))
     claimed = np.zeros(len(truth), np.bool_)
     by_score = np.argsort(-detections.scores, kind="stable")
     for index in by_score[overlaps[by_score].max(axis=1, initial=0.0) >= iou_threshold]:
         open_overlaps = np.where(claimed, 0.0, overlaps[index])
         best = open_overlaps.argmax()
         if open_overlaps[best] >= iou_threshold:
-            hits[index] = claimed[best] = True
-    return hits
+            matched[index], claimed[best] = open_overlaps[best], True
+    return matched
 
 
-def keep_best(candidates: Detections, count: int) -> Detections:
+def keep_best(candidates: DetectionsT, count: int) -> DetectionsT:
     """Return the `count` candidates of the highest scores, best first; equal scores in their order."""
     return candidates[(-candidates.scores).argsort(kind="stable")[:count]]
 
 
 def suppress_overlaps(
-    candidates: Detections, iou_threshold: float, max_candidates: int, is_agnostic: bool = False
-) -> Detections:
+    candidates: DetectionsT, iou_threshold: float, max_candidates: int, is_agnostic: bool = False
+) -> DetectionsT:
     """Return the candidates that no better one overlaps by more than `iou_threshold`, best first.
 
     A box without area overlaps none.

@@ -5,6 +5,8 @@ Answers draw themselves with these (`Answer.drawn_into`); `input_picture` shows 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +36,31 @@ _FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and i
 
 def draw_box(picture: Picture, box: FloatArray, text: str, number: int) -> None:
     """Draw a box x1 y1 x2 y2, in pixels of the picture, with a text above it, in the colour of this number."""
-    corners = np.clip(np.where(np.isfinite(box), box, 0.0), -_FAR, _FAR)
-    left, top, right, bottom = np.rint(corners).astype(int).tolist()
+    left, top, right, bottom = _pixels(box).tolist()
     color, thickness = COLORS[number % len(COLORS)], _thickness(picture)
     cv2.rectangle(picture, (left, top), (right, bottom), color, thickness + 1)
     _write_text(picture, text, (left, top), color, thickness)
+
+
+def draw_outline(picture: Picture, corners: FloatArray, text: str, number: int) -> None:
+    """Draw a closed outline (k, 2) in pixels, with a text at its highest corner, in the colour of this number."""
+    points, color, thickness = _pixels(corners), COLORS[number % len(COLORS)], _thickness(picture)
+    cv2.polylines(picture, [points], isClosed=True, color=color, thickness=thickness + 1)
+    highest = points[points[:, 1].argmin()].tolist()
+    _write_text(picture, text, (highest[0], highest[1]), color, thickness)
+
+
+def draw_points(
+    picture: Picture, points: FloatArray, seen: NDArray[np.bool_], pairs: Sequence[tuple[int, int]], number: int
+) -> None:
+    """Draw those key points (k, 2) that are seen, and lines between the pairs of them, in the colour of this number."""
+    pixels, color, thickness = _pixels(points).tolist(), COLORS[number % len(COLORS)], _thickness(picture)
+    for first, second in pairs:
+        if seen[first] and seen[second]:
+            cv2.line(picture, pixels[first], pixels[second], color, thickness)
+    for point, is_seen in zip(pixels, seen, strict=True):
+        if is_seen:
+            cv2.circle(picture, point, thickness + 1, color, -1)
 
 
 def draw_title(picture: Picture, text: str) -> None:
@@ -75,6 +97,11 @@ def input_picture(tensor: Array, image: InputSpec) -> Picture:
     elif image.color == "gray":
         levels = np.repeat(levels, 3, axis=0)
     return np.ascontiguousarray(levels.transpose(1, 2, 0))
+
+
+def _pixels(places: FloatArray) -> NDArray[np.int32]:
+    finite = np.where(np.isfinite(places), places, 0.0)
+    return np.rint(np.clip(finite, -_FAR, _FAR)).astype(np.int32, copy=False)
 
 
 def _thickness(picture: Picture) -> int:

@@ -168,6 +168,12 @@ class Geometry:
         np.minimum(in_frame, limit, out=in_frame)
         return in_frame
 
+    def points_to_frame(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Convert points (..., 2) x y from network pixels to frame pixels; they may lie beyond the frame."""
+        offset, scale, _ = self._corners
+        in_frame: NDArray[np.float32] = (points - offset[:2]) / scale[:2]
+        return in_frame
+
     @cached_property
     def _corners(self) -> NDArray[np.float32]:
         """Return offset, scale and limit of x1 y1 x2 y2."""

@@ -38,6 +38,13 @@ TASKS: Mapping[str, TaskEntry] = {
         ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet"),
         frozenset(("nms",)),
     ),
+    "instance": TaskEntry("agent.vision.tasks.instance:Instance", ("yolov5", "yolov8", "end2end"), frozenset(("nms",))),
+    "pose": TaskEntry(
+        "agent.vision.tasks.pose:Pose",
+        ("yolov8", "end2end", "heatmaps", "landmarks"),
+        frozenset(("nms", "keypoints", "sigmas")),
+    ),
+    "obb": TaskEntry("agent.vision.tasks.obb:Obb", ("yolov8", "end2end"), frozenset(("nms",))),
     "segment": TaskEntry("agent.vision.tasks.segment:Segment"),
     "depth": TaskEntry("agent.vision.tasks.depth:Depth", keys=frozenset(("depth", "max_ratio"))),
     "raw": TaskEntry("agent.vision.tasks.raw:Raw"),

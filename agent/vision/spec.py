@@ -51,7 +51,7 @@ Suppression = Literal["per-class", "agnostic", "none"]
 Resize = Literal["letterbox", "stretch", "pad", "native", "nearest", "rect"]
 Anchor = Literal["top-left", "center"]
 _TASKS = {"anyOf": [{"enum": [*TASKS]}, {"type": "string"}]}  # those of installed packages, too
-_LATER = ("nms", "depth", "max_ratio")
+_LATER = ("nms", "depth", "max_ratio", "keypoints", "sigmas")
 _LABELS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # a file's name, or a list
 
 
@@ -154,6 +154,9 @@ class ModelSpec(Strict):
         score_threshold: a fraction, as is iou_threshold.
         nms: which overlapping candidates are suppressed; None leaves it to the decoder, see `suppression`.
         depth: whether values are distances, or known but for a scale and a shift, for task `depth`.
+        keypoints: how many key points an object has, or their names, for task `pose`.
+        sigmas: how far people's labels of each key point scatter, by the root of an object's area (COCO), for task
+            `pose`; None: COCO's for 17 key points, else 0.05.
         max_ratio: up to which two values agree, for task `depth`; None: 1.05.
         min_sqnr_db: the least that an engine's outputs have to reach, for task `raw`.
         reference_accuracy: the accuracy of the float model as the user knows it, for task `classify`.
@@ -172,6 +175,8 @@ class ModelSpec(Strict):
     precision: PrecisionRules = PrecisionRules()
     depth: Literal["metric", "relative"] | None = None
     max_ratio: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None
+    keypoints: Annotated[PositiveInt | tuple[str, ...] | None, Field(validate_default=True)] = None
+    sigmas: tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...] | None = None
     # Not dumped: no engine depends on it, and engines and plans are identified by the dump of their spec.
     reference_accuracy: Fraction | None = Field(default=None, exclude=True)
 
@@ -191,14 +196,30 @@ class ModelSpec(Strict):
             raise ValueError(_decoder_names(known))
         return decoder
 
-    @field_validator("nms", "depth", "max_ratio", "reference_accuracy")
+    @field_validator("nms", "depth", "max_ratio", "keypoints", "sigmas", "reference_accuracy")
     @classmethod
     def _only_of_one_task(cls, value: Any, info: ValidationInfo) -> Any:
         why = ": fidelity bounds no other accuracy" if info.field_name == "reference_accuracy" else ""
         task = info.data.get("task")
         if value is not None and task is not None and info.field_name not in find_task(task).keys:
-            other = next(name for name in task_names() if info.field_name in find_task(name).keys)
-            raise ValueError(f"null unless task is '{other}'{why}")
+            others = [name for name in task_names() if info.field_name in find_task(name).keys]
+            raise ValueError(f"null unless task is '{"' or '".join(others)}'{why}")
+        return value
+
+    @field_validator("keypoints")
+    @classmethod
+    def _needed_by_pose(cls, value: Any, info: ValidationInfo) -> Any:
+        task = info.data.get("task")
+        if not value and task is not None and "keypoints" in find_task(task).keys:
+            raise ValueError("how many key points an object has, or their names")
+        return value
+
+    @field_validator("sigmas")
+    @classmethod
+    def _one_for_each_keypoint(cls, value: Any, info: ValidationInfo) -> Any:
+        points = info.data.get("keypoints")
+        if value is not None and points and len(value) != (points if isinstance(points, int) else len(points)):
+            raise ValueError("one value for each of keypoints")
         return value
 
     @field_validator("profiles")
@@ -225,6 +246,11 @@ class ModelSpec(Strict):
     def suppression(self) -> Suppression:
         """Which overlapping candidates are suppressed. By default none are for a graph that suppresses by itself."""
         return self.nms or ("none" if self.decoder == "end2end" else "per-class")
+
+    @property
+    def keypoint_count(self) -> int:
+        """How many key points an object has; 0 for a task without them."""
+        return self.keypoints if isinstance(self.keypoints, int) else len(self.keypoints or ())
 
     def label(self, class_id: int) -> str:
         """Return the name of a class; its number where the spec has no name for it."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
+from agent.vision.datasets.outlines import checked_outline
 from engines.store.files import read_text
 
 _MOST_BYTES = 64 << 20  # COCO's own validation set has 20 MB
@@ -44,6 +45,8 @@ class _Annotation(_Part):
     bbox: Annotated[list[float], Field(min_length=4, max_length=4)]
     area: Annotated[float, Field(ge=0.0)] | None = None
     iscrowd: Literal[0, 1] = 0
+    segmentation: Any = None
+    keypoints: list[float] | None = None
 
 
 class _Category(_Part):
@@ -72,6 +75,8 @@ class Instances:
         classes: int64 (n,), indices of class_names.
         areas: float64 (n,), of the object's outline in px, or of its box.
         crowds: bool (n,).
+        outlines: of each object, polygons or an encoding as `checked_outline` returns them; None where it has none.
+        keypoints: of each object, x, y and 0 where it is not labelled of each key point; None where it has none.
     """
 
     where: str
@@ -82,6 +87,14 @@ class Instances:
     classes: NDArray[np.int64]
     areas: NDArray[np.float64]
     crowds: NDArray[np.bool_]
+    outlines: Sequence[Any]
+    keypoints: Sequence[Sequence[float] | None]
+
+    def points(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the key points of these objects, (rows, k, 3); an object without any has them all unlabelled."""
+        count = max((len(self.keypoints[row] or ()) for row in rows), default=0)
+        points = [self.keypoints[row] or [0.0] * count for row in rows]
+        return np.array(points, np.float32).reshape(len(rows), count // 3, 3)
 
 
 def image_root(path: Path) -> Path:
@@ -178,6 +191,8 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
     class_of = {category.id: number for number, category in enumerate(categories)}
     place_of = {image.id: number for number, image in enumerate(document.images)}
     rows: list[list[int]] = [[] for _ in document.images]
+    outlines: list[Any] = []
+    _check_keypoints(document, where)
     for number, each in enumerate(annotations):
         identity = number if each.id is None else each.id
         if each.image_id not in place_of or each.category_id not in class_of:
@@ -185,6 +200,7 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
             wrong = each.image_id if missing == "image" else each.category_id
             raise _malformed(f"annotation {identity} of {missing} {wrong}, which {where} does not list")
         _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
+        outlines.append(_outline(each, document.images[place_of[each.image_id]], identity, where))
         rows[place_of[each.image_id]].append(number)
     boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
     areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]
@@ -197,7 +213,25 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
         classes=np.array([class_of[each.category_id] for each in annotations], np.int64),
         areas=np.array(areas, np.float64),
         crowds=np.array([each.iscrowd for each in annotations], np.bool_),
+        outlines=outlines,
+        keypoints=[each.keypoints or None for each in annotations],
     )
+
+
+def _check_keypoints(document: _Document, where: str) -> None:
+    """Refuse a document whose objects have different numbers of key points, or no triples."""
+    counts = sorted({len(each.keypoints) for each in document.annotations if each.keypoints})
+    if len(counts) > 1 or any(count % 3 for count in counts):
+        raise _malformed(f"{', '.join(map(str, counts))} numbers of key points in {where}", "x, y, v of each, as many")
+
+
+def _outline(annotation: _Annotation, image: ListedImage, identity: int, where: str) -> Any:
+    if not annotation.segmentation:
+        return None
+    try:
+        return checked_outline(annotation.segmentation, image.height, image.width)
+    except ValueError as error:
+        raise _malformed(f"the outline of annotation {identity} in {where}", str(error)) from None
 
 
 def _check_box(box: Sequence[float], image: ListedImage, identity: int, where: str) -> None:

@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
-from agent.vision.boxes import LabelledBoxes
+from agent.vision.boxes import FloatArray, LabelledBoxes, Size
 from agent.vision.datasets.coco import Instances, find_instances, image_root
+from agent.vision.datasets.object_rows import BOX_ROW, ObjectRow, RowForm
 
 Image = NDArray[np.uint8]
 
 _LISTED = 8  # labels in a message
+_SHOWN = 200  # characters of a line
+_NO_POINTS = np.empty((0, 0, 3), np.float32)
 
 
 class LabelledImages(Protocol):
@@ -34,10 +37,21 @@ class LabelledImages(Protocol):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledObjects(LabelledBoxes):
-    """The objects of one image, with areas float64 (n,) in px and crowds bool (n,): regions that are not counted."""
+    """The objects of one image.
+
+    Args:
+        areas: float64 (n,), in px.
+        crowds: bool (n,): regions that are not counted.
+        size: (height, width) of the image.
+        outlines: of each object in COCO's terms, polygons or a run-length encoding; None where it has none.
+        points: float32 (n, k, 3), x y in pixels and 0 where a key point is not labelled; k is 0 where none are.
+    """
 
     areas: NDArray[np.float64]
     crowds: NDArray[np.bool_]
+    size: Size = (0, 0)
+    outlines: Sequence[Any] = ()
+    points: FloatArray = _NO_POINTS
 
 
 class ClassifiedImages:
@@ -85,7 +99,7 @@ def _folder(name: str) -> str:
 
 
 class YoloImages:
-    """Images with YOLO label files: lines `class cx cy w h`, centre and size as fractions of the image.
+    """Images with YOLO label files: lines `class cx cy w h`, centre and size as fractions of the image, or another form.
 
     The labels of `images/train/a.jpg` are `labels/train/a.txt`; those of `a.jpg` may also be `a.txt` or `labels/a.txt`
     beside it. An image without a label file shows no object, as Ultralytics reads it. A `classes.txt` names the
@@ -95,13 +109,16 @@ class YoloImages:
 
     Args:
         only: The classes that count; empty: all.
+        form: What a line has behind the class.
 
     Raises DatasetError as ImageFiles, `dataset.label` for a label that is malformed or out of range, and
     `dataset.classes` for a class in `only` that the model or the data set lacks.
     """
 
-    def __init__(self, files: ImageFiles, labels: Sequence[str] = (), only: Sequence[str] = ()) -> None:
-        self._files = files
+    def __init__(
+        self, files: ImageFiles, labels: Sequence[str] = (), only: Sequence[str] = (), form: RowForm = BOX_ROW
+    ) -> None:
+        self._files, self._form = files, form
         present = frozenset(files.files)
         self._label_files = {
             name: next((file for file in _label_candidates(name) if file in present), None) for name in files.names
@@ -137,33 +154,38 @@ class YoloImages:
     def _truth(self, label_file: str | None, width: int, height: int) -> LabelledObjects:
         lines = self._files.read_text(label_file).splitlines() if label_file else []
         rows = [self._parse(f"{label_file}:{i}", line) for i, line in enumerate(lines, 1) if line.strip()]
-        table = np.array([row for row in rows if row is not None], np.float64).reshape(-1, 5)
-        centres, sides = table[:, 1:3], table[:, 3:5]
-        corners = np.hstack((centres - sides / 2, centres + sides / 2)) * ((width, height) * 2)
+        counted = [row for row in rows if row is not None]
+        corners = np.array([each.box for _, each in counted]).reshape(-1, 4)
+        places = [each.places * (width, height, 1.0) for _, each in counted]
+        has_points = len({len(each) for each in places}) == 1
         return LabelledObjects(
-            boxes=corners.astype(np.float32),
-            classes=table[:, 0].astype(np.int64),
-            areas=sides.prod(axis=1) * (width * height),
-            crowds=np.zeros(len(table), np.bool_),
+            boxes=(corners * ((width, height) * 2)).astype(np.float32),
+            classes=np.array([class_id for class_id, _ in counted], np.int64),
+            areas=(corners[:, 2:] - corners[:, :2]).prod(axis=1) * (width * height),
+            crowds=np.zeros(len(counted), np.bool_),
+            size=(height, width),
+            outlines=[[each[:, :2].ravel().tolist()] if len(each) else None for each in places],
+            points=np.array(places, np.float32) if has_points else _NO_POINTS,
         )
 
-    def _parse(self, where: str, line: str) -> tuple[float, ...] | None:
-        """Parse one label line to (the model's class id, cx, cy, w, h); None for a class that does not count."""
+    def _parse(self, where: str, line: str) -> tuple[int, ObjectRow] | None:
+        """Parse one label line to the model's class id and the object; None for a class that does not count."""
         try:
-            dataset_id, *box = (float(field) for field in line.split())
+            dataset_id, *values = (float(field) for field in line.split())
         except ValueError:
-            dataset_id, box = math.nan, []
+            dataset_id, values = math.nan, []
         count = math.inf if self._class_ids is None else len(self._class_ids)
         is_class = dataset_id >= 0 and dataset_id.is_integer() and dataset_id < count
-        if not is_class or len(box) != 4 or not all(0.0 <= value <= 1.0 for value in box):
+        found = self._form.read(values)
+        if not is_class or found is None:
             raise DatasetError(
                 "dataset.label",
-                f"'{line.strip()}' at {where} in {self._files.path}",
-                f"class cx cy w h: a class below {count:g} and four fractions of the image",
+                f"'{line.strip()[:_SHOWN]}' at {where} in {self._files.path}",
+                f"class {self._form.words}: a class below {count:g} and {self._form.meaning}",
                 "correct the label, or labels in the model spec",
             )
         class_id = int(dataset_id) if self._class_ids is None else self._class_ids[int(dataset_id)]
-        return None if class_id is None else (class_id, *box)
+        return None if class_id is None else (class_id, found)
 
 
 def _label_candidates(name: str) -> Iterator[str]:
@@ -226,6 +248,9 @@ class CocoImages:
                     classes=classes[classes >= 0],
                     areas=instances.areas[counted],
                     crowds=instances.crowds[counted],
+                    size=(height, width),
+                    outlines=[instances.outlines[number] for number in counted],
+                    points=instances.points(counted),
                 ),
             )
 
@@ -276,16 +301,21 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
 
 
-def detection_images(path: Path, labels: Sequence[str] = (), only: Sequence[str] = ()) -> YoloImages | CocoImages:
-    """Open images with labelled boxes.
+def object_images(
+    path: Path, labels: Sequence[str] = (), only: Sequence[str] = (), form: RowForm = BOX_ROW
+) -> YoloImages | CocoImages:
+    """Open images with labelled objects.
 
     Args:
         path: A folder, a zip, or the JSON of a COCO data set beside its images.
         labels: The model's classes.
         only: The classes that count, by name; empty: all.
+        form: What a line of a YOLO label file has behind the class.
 
     Raises DatasetError as far as that is known by now.
     """
     files = ImageFiles(image_root(path))
     instances = find_instances(files, path)
-    return CocoImages(files, instances, labels, only) if instances is not None else YoloImages(files, labels, only)
+    return (
+        CocoImages(files, instances, labels, only) if instances is not None else YoloImages(files, labels, only, form)
+    )

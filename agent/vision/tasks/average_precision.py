@@ -1,14 +1,17 @@
-"""COCO's mean average precision, by pycocotools."""
+"""COCO's mean average precision, by pycocotools: of boxes, masks, key points, or shapes whose overlap is given."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.errors import DatasetError
 from agent.vision.detections import Detections
 from agent.vision.tasks.scores import ClassScore, Evaluation
 
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
 
     from agent.vision.datasets.labelled_images import LabelledObjects
 
-_SIZES = ("small", "medium", "large")  # COCO's: up to 32 x 32 px, up to 96 x 96, above
+_SIZES = {  # COCO's: up to 32 x 32 px, up to 96 x 96, above; it has no small persons with key points
+    "bbox": ("small", "medium", "large"),
+    "segm": ("small", "medium", "large"),
+    "keypoints": ("medium", "large"),
+}
 
 
 class AveragePrecision:
@@ -25,23 +32,49 @@ class AveragePrecision:
 
     It is pycocotools' (Lin et al. 2014): of each image and class the 100 best detections, matches greedy by score,
     precision interpolated at 101 recalls, the mean over classes that occur. Detections in a crowd region do not count.
+
+    Args:
+        task: Of the evaluation.
+        compared: What has to overlap.
+        sigmas: Of key points, (k,).
+        ious: Returns the IoU of shapes (n) and shapes (m) that were added, (n, m); None: COCO's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        task: str = "detect",
+        compared: Literal["bbox", "segm", "keypoints"] = "bbox",
+        sigmas: Sequence[float] = (),
+        ious: Callable[[Sequence[Any], Sequence[Any]], NDArray[np.float64]] | None = None,
+    ) -> None:
         self.images = 0
+        self._task, self._compared, self._sigmas, self._ious = task, compared, sigmas, ious
         self._objects: list[dict[str, Any]] = []
         self._detections: list[dict[str, Any]] = []
+        self._listed: list[dict[str, Any]] = []
 
-    def add(self, detections: Detections, truth: LabelledObjects) -> None:
-        """Count one image; both arguments are in pixels of that image."""
-        for box, class_id, area, crowd in zip(
-            _origins_and_sides(truth.boxes), truth.classes.tolist(), truth.areas.tolist(), truth.crowds.tolist(),
-            strict=True,
-        ):  # fmt: skip
-            self._append(self._objects, category_id=class_id, bbox=box, area=area, iscrowd=int(crowd))
+    def add(
+        self,
+        detections: Detections,
+        truth: LabelledObjects,
+        shapes: Sequence[Mapping[str, Any]] = (),
+        true_shapes: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Count one image; both arguments are in pixels of that image.
+
+        shapes, true_shapes: COCO's keys for the shape of each; empty: boxes are compared.
+        """
+        boxes, areas, crowds = _origins_and_sides(truth.boxes), truth.areas.tolist(), truth.crowds.tolist()
+        for number, (box, class_id) in enumerate(zip(boxes, truth.classes.tolist(), strict=True)):
+            shape = true_shapes[number] if true_shapes else {}
+            area, crowd = areas[number], int(crowds[number])
+            self._append(self._objects, category_id=class_id, bbox=box, area=area, iscrowd=crowd, **shape)
         boxes, scores = _origins_and_sides(detections.boxes), detections.scores.tolist()
-        for box, class_id, score in zip(boxes, detections.classes.tolist(), scores, strict=True):
-            self._append(self._detections, category_id=class_id, bbox=box, area=box[2] * box[3], score=score)
+        for number, (box, class_id) in enumerate(zip(boxes, detections.classes.tolist(), strict=True)):
+            shape = shapes[number] if shapes else {}
+            values = {"area": box[2] * box[3], **shape}
+            self._append(self._detections, category_id=class_id, bbox=box, score=scores[number], **values)
+        self._listed.append({"id": self.images, "height": truth.size[0], "width": truth.size[1]})
         self.images += 1
 
     def _append(self, annotations: list[dict[str, Any]], **values: Any) -> None:
@@ -54,43 +87,69 @@ class AveragePrecision:
         from pycocotools.cocoeval import COCOeval
 
         with redirect_stdout(None):  # it prints its progress, and stdout may be JSON
-            evaluation = COCOeval(self._index(self._objects), self._index(self._detections), "bbox")
+            evaluation = COCOeval(self._index(self._objects), self._index(self._detections), self._compared)
+            if self._sigmas:
+                evaluation.params.kpt_oks_sigmas = np.array(self._sigmas)
+            if self._ious is not None:
+                evaluation.computeIoU = partial(_shape_ious, evaluation, self._ious)
             evaluation.evaluate()
         return evaluation
 
-    def mean(self) -> Evaluation | None:
+    def mean(self) -> Evaluation:
         """Return the evaluation of these images, by mean average precision.
 
-        It is None if no object was added that is not a crowd.
+        Raises DatasetError (`dataset.empty`) if no object was added that is not a crowd.
         """
         counts = Counter(each["category_id"] for each in self._objects if not each["iscrowd"])
         if not counts:
-            return None
+            found = f"no labelled object in {self.images} images"
+            raise DatasetError("dataset.empty", found, "at least one", "check the label files")
         evaluation = self.evaluated()
         with redirect_stdout(None):
             evaluation.accumulate()
             evaluation.summarize()
         of_class = evaluation.eval["precision"][:, :, :, 0, -1]  # thresholds, recalls, classes; of all sizes
-        mean, at_50, _, *sizes = evaluation.stats[:6].tolist()
+        names = _SIZES[self._compared]
+        mean, at_50, _, *sizes = evaluation.stats[: 3 + len(names)].tolist()
         by_class = [
             ClassScore(class_id, float(of_class[:, :, number].mean()), counts[class_id])
             for number, class_id in enumerate(map(int, evaluation.params.catIds))
             if class_id in counts
         ]
-        by_size = {name: value if value >= 0.0 else None for name, value in zip(_SIZES, sizes, strict=True)}
-        return Evaluation("detect", self.images, {"map": mean, "map50": at_50}, by_size, by_class)
+        by_size = {name: value if value >= 0.0 else None for name, value in zip(names, sizes, strict=True)}
+        return Evaluation(self._task, self.images, {"map": mean, "map50": at_50}, by_size, by_class)
 
     def _index(self, annotations: list[dict[str, Any]]) -> Any:
         from pycocotools.coco import COCO
 
         index = COCO()
         index.dataset = {
-            "images": [{"id": number} for number in range(self.images)],
+            "images": self._listed,
             "categories": [{"id": class_id} for class_id in sorted({each["category_id"] for each in self._objects})],
             "annotations": annotations,
         }
         index.createIndex()
         return index
+
+
+def _shape_ious(
+    evaluation: COCOeval,
+    ious: Callable[[Sequence[Any], Sequence[Any]], NDArray[np.float64]],
+    image: int,
+    class_id: int,
+) -> Any:
+    """Return what COCOeval.computeIoU does, for shapes of another kind."""
+    truth, found = evaluation._gts[image, class_id], evaluation._dts[image, class_id]
+    order = np.argsort([-each["score"] for each in found], kind="mergesort")[: evaluation.params.maxDets[-1]]
+    best = [found[number] for number in order]
+    return ious(best, truth) if best and truth else []
+
+
+def outline(mask: NDArray[np.bool_]) -> Any:
+    """Return a mask in COCO's compressed run-length encoding."""
+    from pycocotools.mask import encode
+
+    return encode(np.asfortranarray(mask.view(np.uint8)))
 
 
 def _origins_and_sides(corners: NDArray[np.float32]) -> list[list[float]]:

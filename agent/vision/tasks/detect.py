@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.common.errors import ConfigError, DatasetError
+from agent.common.errors import ConfigError
 from agent.vision.answer import Decoder
 from agent.vision.boxes import NO_BOXES, LabelledBoxes, Size, iou_matrix
-from agent.vision.decoders import BUILTIN_DECODERS
-from agent.vision.detections import MATCH_IOU, NO_DETECTIONS, Detections, keep_best, suppress_overlaps
+from agent.vision.decoders import BUILTIN_DECODERS, Outputs
+from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelError, LabelKind, checked_box, class_id
 from agent.vision.registry import TASKS
@@ -26,7 +27,7 @@ from engines.interface import Array, TensorSpec
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
 
-_MAX_CANDIDATES = 1000
+MAX_CANDIDATES = 1000
 _MOST_BOXES = 1000  # in a label
 _EVALUATION_SCORE_THRESHOLD = 0.01
 # Shares of the score threshold. Objects count down to a third of it: there are more of them, and an object just below
@@ -107,7 +108,7 @@ class Detect(ModelTask):
     frames_to_check: ClassVar[int] = 32
     has_open_outputs: ClassVar[bool] = True
     finds_objects: ClassVar[bool] = True
-    labels: ClassVar[LabelKind[LabelledBoxes, Detections]] = FrameBoxes()
+    labels: ClassVar[LabelKind[Any, Any] | None] = FrameBoxes()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("score_threshold", "classes", "masks"))
 
     @property
@@ -115,7 +116,7 @@ class Detect(ModelTask):
         return self.spec.score_threshold
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
-        decoder = _open_detector(self.spec, size)
+        decoder = self._open_decoder(size)
         if all(None not in output.shape[1:] for output in outputs):
             # Decoding zeros once finds a decoder that does not fit before the first frame does.
             zeros = {
@@ -124,6 +125,46 @@ class Detect(ModelTask):
             }
             decoder(zeros)
         return decoder
+
+    def _open_decoder(self, size: Size) -> Decoder:
+        spec, find_candidates = self.spec, self._candidate_decoder(size)
+        limit = np.float32(4 * max(size))
+
+        def detect(batch: Mapping[str, Array]) -> Detections:
+            outputs = image_of(batch)
+            with np.errstate(all="ignore"):  # a broken engine may emit anything
+                candidates = find_candidates(outputs)
+            _check_detections(candidates, spec.decoder)
+            if len(candidates):
+                candidates = _made_sound(candidates, limit, spec.score_threshold)
+            if spec.suppression == "none" or not len(candidates):
+                kept = keep_best(candidates, MAX_CANDIDATES)
+            else:
+                kept = self._suppressed(candidates)
+                if kept is candidates:  # an own decoder may return views of the outputs
+                    kept = kept[np.arange(len(kept))]
+            return self._finished(kept, outputs, size)
+
+        return detect
+
+    def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
+        """Return what finds the candidates of one image."""
+        assert self.spec.decoder is not None, "the model spec requires a decoder of every detector"
+        decode = BUILTIN_DECODERS.get(self.spec.decoder) or import_decoder(self.spec.decoder)
+        return lambda outputs: decode(outputs, size, self.spec.score_threshold)
+
+    def _suppressed(self, candidates: DetectionsT) -> DetectionsT:
+        is_agnostic = self.spec.suppression == "agnostic"
+        return suppress_overlaps(candidates, self.spec.iou_threshold, MAX_CANDIDATES, is_agnostic)
+
+    def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Detections:
+        """Return the answer from what is left of the candidates, which owns its arrays."""
+        del outputs, size
+        return found
+
+    def _wrong_result(self, found: Detections, expected: str) -> ConfigError:
+        result = f"a {type(found).__name__} from decoder '{self.spec.decoder}'"
+        return ConfigError("decoder.result", result, expected, "correct the decoder function")
 
     @property
     def listening_specs(self) -> tuple[ModelSpec, ...]:
@@ -174,53 +215,27 @@ class Detect(ModelTask):
         return self.spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
-        from agent.vision.datasets.labelled_images import (
-            detection_images,  # with cameras and HTTP, which a job's child lacks
-        )
+        from agent.vision.datasets.labelled_images import object_images  # with cameras, which a job's child lacks
 
-        return detection_images(path, self.spec.labels, only)
+        return object_images(path, self.spec.labels, only)
 
-    def evaluation(self, answered: Iterable[tuple[Detections, LabelledObjects]]) -> Evaluation:
+    def evaluation(self, answered: Iterable[tuple[Any, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision."""
         from agent.vision.tasks.average_precision import AveragePrecision
 
-        precision = AveragePrecision()
+        precision = AveragePrecision(self.spec.task)
         for detections, truth in answered:
             precision.add(detections, truth)
-        evaluation = precision.mean()
-        if evaluation is None:
-            found = f"no labelled object in {precision.images} images"
-            raise DatasetError("dataset.empty", found, "at least one", "check the label files")
-        return evaluation
+        return precision.mean()
 
 
 def _errors(detections: Detections, candidates: Detections) -> NDArray[np.float64]:
     """(detections,): the error of each detection's nearest candidate."""
-    distance = np.square(1.0 - iou_matrix(detections.boxes, candidates.boxes))
+    distance = np.square(1.0 - detections.overlaps(candidates))
     distance += np.square(detections.scores[:, np.newaxis] - candidates.scores[np.newaxis])
     distance[detections.classes[:, np.newaxis] != candidates.classes[np.newaxis]] = 1.0
     nearest: NDArray[np.float64] = distance.min(axis=1, initial=1.0)
     return nearest
-
-
-def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
-    assert spec.decoder is not None, "the model spec requires a decoder of every detector"
-    find_candidates = BUILTIN_DECODERS.get(spec.decoder) or import_decoder(spec.decoder)
-    limit = np.float32(4 * max(size))
-
-    def detect(batch: Mapping[str, Array]) -> Detections:
-        with np.errstate(all="ignore"):  # a broken engine may emit anything
-            candidates = find_candidates(image_of(batch), size, spec.score_threshold)
-        _check_detections(candidates, spec.decoder)
-        if not len(candidates):
-            return NO_DETECTIONS  # an own decoder may return views of the outputs
-        candidates = _made_sound(candidates, limit, spec.score_threshold)
-        if spec.suppression == "none":
-            return keep_best(candidates, _MAX_CANDIDATES)
-        kept = suppress_overlaps(candidates, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
-        return kept if kept is not candidates else kept[np.arange(len(kept))]  # likewise
-
-    return detect
 
 
 def _check_detections(result: object, name: str | None) -> None:
@@ -243,7 +258,7 @@ def _check_detections(result: object, name: str | None) -> None:
     )
 
 
-def _made_sound(candidates: Detections, limit: np.float32, score_threshold: float) -> Detections:
+def _made_sound(candidates: DetectionsT, limit: np.float32, score_threshold: float) -> DetectionsT:
     """Drop candidates that are not finite or not above the threshold, and cut boxes that lie far outside.
 
     In the suppression a finite box far outside would swallow the precision of all others. An own decoder may not have
@@ -255,4 +270,4 @@ def _made_sound(candidates: Detections, limit: np.float32, score_threshold: floa
         return candidates
     is_finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
     sound = candidates[is_finite & (scores > score_threshold)]
-    return Detections(boxes=np.clip(sound.boxes, -limit, limit), classes=sound.classes, scores=sound.scores)
+    return replace(sound, boxes=np.clip(sound.boxes, -limit, limit))

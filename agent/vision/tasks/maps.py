@@ -22,22 +22,44 @@ def has_proportions(shape: Sequence[int | None], size: Size) -> bool:
     return abs(height * size[1] - width * size[0]) <= max(size) and min(height, width) > 1
 
 
+def class_axis(shape: Sequence[int], size: Size, count: int) -> int | None:
+    """Return the axis, of (h, w) and `count` maps of the input's proportions in either order; None where it is not."""
+    for axis in (0, 2):
+        if len(shape) == 3 and shape[axis] == count:  # noqa: SIM102
+            if has_proportions([side for at, side in enumerate(shape) if at != axis], size):
+                return axis
+    return None
+
+
 def part_of_frame(values: NDArray[MapT], covered: Size, geometry: Geometry, fill: float) -> NDArray[MapT]:
     """Return the part of a map that the frame covers, at the map's own resolution.
 
     Args:
-        values: (h, w), of the whole network input.
+        values: (..., h, w), of the whole network input.
         covered: (height, width) of the network input in pixels.
         geometry: Where the frame lay in it.
         fill: The value of what the frame has beyond the input.
     """
-    height, width = values.shape
+    height, width = values.shape[-2:]
     rows = _taken(height, covered[0], geometry.top_px, geometry.frame_height_px * geometry.scale_y)
     columns = _taken(width, covered[1], geometry.left_px, geometry.frame_width_px * geometry.scale_x)
     is_there = ((rows >= 0) & (rows < height))[:, np.newaxis] & (columns >= 0) & (columns < width)
-    taken: NDArray[MapT] = values[rows.clip(0, height - 1)][:, columns.clip(0, width - 1)]
-    taken[~is_there] = fill
+    taken: NDArray[MapT] = values[..., rows.clip(0, height - 1), :][..., columns.clip(0, width - 1)]
+    taken[..., ~is_there] = fill
     return taken
+
+
+def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
+    """Return COCO's uncompressed run-length encoding: lengths of runs by columns, those of False first.
+
+    >>> run_lengths(np.array([[False, True], [True, True]]))
+    [1, 3]
+    """
+    flat = mask.ravel(order="F")
+    changes = np.flatnonzero(np.diff(flat)) + 1
+    bounds = np.concatenate(([0], changes, [flat.size]))
+    lengths: list[int] = np.diff(bounds).tolist()
+    return [0, *lengths] if flat.size and flat[0] else lengths
 
 
 def _taken(length: int, covered: int, offset: int, inner: float) -> NDArray[np.intp]:

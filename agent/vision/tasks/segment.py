@@ -18,7 +18,7 @@ from agent.vision.drawing import COLORS, Picture
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, part_of_frame
+from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, image_of
 from engines.interface import Array, TensorSpec
@@ -195,19 +195,6 @@ def class_ious(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     either = counts.sum(axis=0)[1:] + counts.sum(axis=1)[1:] - both
     ious: NDArray[np.float64] = np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
     return ious
-
-
-def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
-    """Return COCO's uncompressed run-length encoding: lengths of runs by columns, those of False first.
-
-    >>> run_lengths(np.array([[False, True], [True, True]]))
-    [1, 3]
-    """
-    flat = mask.ravel(order="F")
-    changes = np.flatnonzero(np.diff(flat)) + 1
-    bounds = np.concatenate(([0], changes, [flat.size]))
-    lengths: list[int] = np.diff(bounds).tolist()
-    return [0, *lengths] if flat.size and flat[0] else lengths
 
 
 def _sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.common.errors import DatasetError
 from agent.vision.datasets.coco import _MOST_BYTES
-from agent.vision.datasets.labelled_images import detection_images
+from agent.vision.datasets.labelled_images import object_images
 
 Document = dict[str, Any]
 
@@ -49,12 +49,12 @@ def store(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_instances_are_read_with_crowds_areas_and_empty_images(store: Callable[..., Path]) -> None:
-    (_, first), (_, second) = detection_images(store(document()), ("person", "cat", "dog"))
+    (_, first), (_, second) = object_images(store(document()), ("person", "cat", "dog"))
     np.testing.assert_allclose(first.boxes, [[1, 2, 4.5, 6], [0, 0, 20.4, 10]], rtol=1e-6)
     assert first.classes.tolist() == [2, 0]
     assert (first.areas.tolist(), first.crowds.tolist()) == ([9.25, pytest.approx(204.0)], [False, True])
     assert len(second) == 0
-    (_, unnamed), _ = detection_images(store(document()))
+    (_, unnamed), _ = object_images(store(document()))
     assert unnamed.classes.tolist() == [2, 0]  # person 1, animal 3, dog 44
 
 
@@ -71,23 +71,23 @@ def test_instances_are_read_with_crowds_areas_and_empty_images(store: Callable[.
 def test_layouts(store: Callable[..., Path], name: str, images: tuple[str, ...], given: str) -> None:
     folder = store(document(), name, images)
     (folder / "package.json").write_text('{"images": "none"}')
-    assert len(detection_images(folder / given)) == 2
+    assert len(object_images(folder / given)) == 2
 
 
 def test_classes_restrict_to_what_the_model_knows(store: Callable[..., Path]) -> None:
     folder = store(document())
     with pytest.raises(DatasetError, match=r"class 'dog' in instances_val\.json .*labels .*\(person\).* --classes"):
-        detection_images(folder, ("person",))
-    (_, first), (_, second) = detection_images(folder, ("person",), ("person",))
+        object_images(folder, ("person",))
+    (_, first), (_, second) = object_images(folder, ("person",), ("person",))
     assert (first.classes.tolist(), len(second)) == ([0], 0)
     with pytest.raises(DatasetError, match=r"class 'zebra' in --classes, which the data set lacks.*person"):
-        detection_images(folder, ("person", "zebra"), ("zebra",))
+        object_images(folder, ("person", "zebra"), ("zebra",))
     with pytest.raises(DatasetError, match="class 'dog' in --classes, which the model spec lacks"):
-        detection_images(folder, ("person",), ("dog",))
+        object_images(folder, ("person",), ("dog",))
     (folder / "instances_val.json").unlink()
     (folder / "a.txt").write_text("1 .5 .5 .5 .5\n0 .5 .5 .5 .5\n")
     (folder / "classes.txt").write_text("dog\nperson\n")
-    (_, first), _ = detection_images(folder, ("person",), ("person",))
+    (_, first), _ = object_images(folder, ("person",), ("person",))
     assert first.classes.tolist() == [0]
 
 
@@ -124,7 +124,7 @@ def changed(**parts: Any) -> Document:
 )
 def test_a_malformed_file_is_refused(store: Callable[..., Path], content: Document | str, message: str) -> None:
     with pytest.raises(DatasetError, match=message) as caught:
-        detection_images(store(content))
+        object_images(store(content))
     assert caught.value.code == "dataset.coco"
 
 
@@ -133,13 +133,13 @@ def test_a_file_beyond_the_bound_is_not_read(store: Callable[..., Path]) -> None
     with (folder / "instances_val.json").open("ab") as file:
         file.truncate(_MOST_BYTES + 1)
     with pytest.raises(DatasetError, match=rf"at most {_MOST_BYTES} bytes"):
-        detection_images(folder)
+        object_images(folder)
 
 
 def test_two_files_and_another_size_are_refused(store: Callable[..., Path]) -> None:
     folder = store(changed(images={"width": 30}))
     with pytest.raises(DatasetError, match=r"a\.png .*20 x 10 pixels upright.*30 x 10"):
-        list(detection_images(folder))
+        list(object_images(folder))
     store(document(), "instances_train.json")
     with pytest.raises(DatasetError, match=r"2 files of COCO instances: instances_train\.json .*instances_val\.json"):
-        detection_images(folder)
+        object_images(folder)

@@ -9,7 +9,7 @@ import pytest
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
-from agent.vision.datasets.labelled_images import ClassifiedImages, detection_images
+from agent.vision.datasets.labelled_images import ClassifiedImages, object_images
 
 
 def png(width: int = 20, height: int = 10, value: int = 0) -> bytes:
@@ -156,7 +156,7 @@ LINE = b"1 0.5 0.5 0.5 0.2\n"
     ],
 )
 def test_yolo_layouts(place: Path, image: str, label: str) -> None:
-    images = detection_images(store(place, {image: png(), label: b"\n" + LINE + b"0 0.25 0.5 0.5 1 \n"}))
+    images = object_images(store(place, {image: png(), label: b"\n" + LINE + b"0 0.25 0.5 0.5 1 \n"}))
     ((pixels, truth),) = images
     assert pixels.shape == (10, 20, 3)
     assert truth.classes.tolist() == [1, 0]
@@ -164,24 +164,22 @@ def test_yolo_layouts(place: Path, image: str, label: str) -> None:
 
 
 def test_an_image_without_label_file_shows_nothing(place: Path) -> None:
-    images = detection_images(
-        store(place, {"a.png": png(), "a.txt": LINE, "b.png": png(), "c.png": png(), "c.txt": b""})
-    )
+    images = object_images(store(place, {"a.png": png(), "a.txt": LINE, "b.png": png(), "c.png": png(), "c.txt": b""}))
     assert [len(truth) for _, truth in images] == [1, 0, 0]
     assert len(images) == 3
 
 
 def test_images_without_any_label_file_are_no_data_set(place: Path) -> None:
     with pytest.raises(DatasetError, match="no label file for any of 1 images"):
-        detection_images(store(place, {"images/a.png": png(), "annotations/a.txt": LINE}))
+        object_images(store(place, {"images/a.png": png(), "annotations/a.txt": LINE}))
 
 
 def test_classes_are_matched_by_name(place: Path) -> None:
     store(place, {"a.png": png(), "a.txt": LINE, "classes.txt": b"car\nperson\n"})
-    ((_, truth),) = detection_images(place, ("person", "bicycle", "car"))
+    ((_, truth),) = object_images(place, ("person", "bicycle", "car"))
     assert truth.classes.tolist() == [0]
     with pytest.raises(DatasetError, match=r"class 'person' in classes\.txt"):
-        detection_images(place, ("car",))
+        object_images(place, ("car",))
 
 
 @pytest.mark.parametrize(
@@ -197,10 +195,10 @@ def test_classes_are_matched_by_name(place: Path) -> None:
 def test_a_wrong_label_is_named(place: Path, line: str) -> None:
     store(place, {"a.png": png(), "a.txt": LINE + line.encode(), "classes.txt": b"car\nperson\n"})
     with pytest.raises(DatasetError, match=r"a\.txt:2") as caught:
-        list(detection_images(place))
+        list(object_images(place))
     assert caught.value.code == "dataset.label"
 
 
 def test_labels_that_are_no_text_are_named(place: Path) -> None:
     with pytest.raises(DatasetError, match=r"a\.txt in"):
-        list(detection_images(store(place, {"a.png": png(), "a.txt": b"\xff\xfe\x00"})))
+        list(object_images(store(place, {"a.png": png(), "a.txt": b"\xff\xfe\x00"})))

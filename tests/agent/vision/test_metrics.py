@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from agent.common.errors import DatasetError
-from agent.vision.datasets.labelled_images import LabelledObjects, detection_images
+from agent.vision.datasets.labelled_images import LabelledObjects, object_images
 from agent.vision.detections import Detections
 from agent.vision.evaluation import evaluate
 from agent.vision.spec import ModelSpec
@@ -87,7 +87,7 @@ def test_map_is_that_of_coco_s_own_tools(tmp_path: Path, seed: int) -> None:
         expected.summarize()
     results, precision = json.loads(found.read_text()), AveragePrecision()
     numbers = {3: 0, 7: 1, 90: 2}
-    for number, (_, objects) in enumerate(detection_images(truth)):
+    for number, (_, objects) in enumerate(object_images(truth)):
         rows = [row for row in results if row["image_id"] == 10 * number + 5]
         boxes = [(x, y, x + width, y + height) for x, y, width, height in (row["bbox"] for row in rows)]
         classes, scores = [numbers[row["category_id"]] for row in rows], [row["score"] for row in rows]

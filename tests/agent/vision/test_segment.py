@@ -14,8 +14,9 @@ from agent.vision.datasets.mask_images import MaskImages
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.maps import run_lengths
 from agent.vision.tasks.opening import open_task
-from agent.vision.tasks.segment import NOTHING, LabelMap, run_lengths
+from agent.vision.tasks.segment import NOTHING, LabelMap
 from engines.interface import TensorSpec
 
 SIZE = (24, 32)

@@ -1,0 +1,62 @@
+"""Check the outline of a COCO annotation: polygons, or a mask in run-length encoding.
+
+pycocotools trusts an encoding: one that does not fit its picture would be written beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_MOST_NUMBERS = 1 << 20
+
+
+def checked_outline(outline: Any, height: int, width: int) -> Any:
+    """Return an outline as pycocotools takes it: polygons, or an encoding by uncompressed lengths of runs.
+
+    Raises ValueError, which says what was expected, for any other.
+    """
+    if isinstance(outline, Mapping):
+        counts = outline.get("counts")
+        lengths = run_lengths_of(counts) if isinstance(counts, str) else counts
+        if outline.get("size") != [height, width] or not _are_runs(lengths, height * width):
+            raise ValueError(f"runs of {height} x {width} pixels in all")
+        return {"size": [height, width], "counts": lengths}
+    if not isinstance(outline, list) or not outline or not all(map(_is_polygon, outline)):
+        raise ValueError("polygons of three or more points, or a run-length encoding")
+    return outline
+
+
+def _are_runs(lengths: Any, pixels: int) -> bool:
+    if not isinstance(lengths, list) or not all(type(each) is int and each >= 0 for each in lengths):
+        return False
+    return sum(lengths) == pixels
+
+
+def _is_polygon(polygon: Any) -> bool:
+    if not isinstance(polygon, list) or not 6 <= len(polygon) <= _MOST_NUMBERS or len(polygon) % 2:
+        return False
+    return all(isinstance(each, int | float) and abs(each) < _MOST_NUMBERS for each in polygon)
+
+
+def run_lengths_of(text: str) -> list[int]:
+    """Return the lengths of runs that COCO's compressed encoding holds.
+
+    Characters hold six bits from "0" on: five of the number, the lowest first, and whether more follow. From the third
+    number on it is the difference to the one before the last.
+
+    >>> run_lengths_of("13e02")
+    [1, 3, 21, 5]
+    """
+    lengths: list[int] = []
+    value = shift = 0
+    for character in text:
+        bits = ord(character) - 48
+        value |= (bits & 0x1F) << shift
+        shift += 5
+        if not bits & 0x20:
+            if bits & 0x10:
+                value -= 1 << shift
+            lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+            value = shift = 0
+    return lengths

@@ -1,0 +1,174 @@
+"""The task instance: boxes with classes and scores, and a mask of each object (instance segmentation)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.vision.boxes import FloatArray, LabelledBoxes, Size
+from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
+from agent.vision.detections import Detections
+from agent.vision.drawing import Picture
+from agent.vision.labels import LabelKind
+from agent.vision.preprocess import Geometry
+from agent.vision.registry import TASKS
+from agent.vision.spec import ModelSpec
+from agent.vision.tasks.detect import Detect
+from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
+from agent.vision.tasks.scores import Evaluation
+from agent.vision.tasks.segment import NOTHING, LabelMap
+from agent.vision.tasks.shapes import Shapes, shape_ious
+
+if TYPE_CHECKING:
+    from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
+
+_INSIDE = 0.5  # of a mask that was enlarged
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).sum(axis=1).astype(np.uint8)  # in a byte
+
+Bits = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Instances(Shapes):
+    """Hold the objects of one image with their masks.
+
+    Args:
+        masks: uint8 (n, rows, bytes), whose bits are the cells of each row, the first in the highest bit.
+        columns: How many cells a row has.
+        covered: (height, width) in pixels of the network input, or of the frame, that a mask covers.
+    """
+
+    masks: Bits
+    columns: int
+    covered: Size
+
+    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
+        """Return the IoU of every mask with every mask of the other answer, which has as many cells."""
+        assert isinstance(truth, Instances), "instances are compared with instances"
+
+        def common(some: NDArray[np.intp], other: NDArray[np.intp]) -> NDArray[np.float64]:
+            return _cells(self.masks[some] & truth.masks[other])
+
+        return shape_ious(self.boxes, truth.boxes, common, (_cells(self.masks), _cells(truth.masks)))
+
+    def mask(self, index: int) -> NDArray[np.bool_]:
+        """Return the mask of one object, bool (rows, columns)."""
+        return np.unpackbits(self.masks[index], axis=1, count=self.columns).view(np.bool_)
+
+    def in_frame(self, geometry: Geometry | None) -> Instances:
+        """Return the instances with the part of their masks that the frame covers, at the masks' own resolution."""
+        if geometry is None:
+            return self
+        masks = np.unpackbits(self.masks, axis=2, count=self.columns)
+        part = part_of_frame(masks, self.covered, geometry, 0)
+        return replace(
+            self,
+            boxes=geometry.to_frame(self.boxes),
+            masks=np.packbits(part, axis=2),
+            columns=part.shape[2],
+            covered=(geometry.frame_height_px, geometry.frame_width_px),
+        )
+
+    def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return each object with its mask in COCO's run-length encoding."""
+        found = super().as_dict(spec)
+        size = [self.masks.shape[1], self.columns]
+        for index, each in enumerate(found["detections"]):
+            each["mask"] = {"size": size, "counts": run_lengths(self.mask(index))}
+        return found
+
+    def draw(self, picture: Picture, spec: ModelSpec) -> None:
+        """Draw the masks, the best on top, and the boxes."""
+        if not len(self):
+            return
+        classes = np.full((self.masks.shape[1], self.columns), NOTHING, np.int16)
+        for index in np.argsort(self.scores, kind="stable"):
+            classes[self.mask(index)] = self.classes[index]
+        LabelMap(classes, self.covered).draw(picture, spec)
+        super().draw(picture, spec)
+
+
+class Instance(Detect):
+    """Boxes with classes, scores and masks.
+
+    A mask is the sum of the model's prototypes, (factors, rows, columns), times the object's factors, where that is
+    above zero in its box (Bolya et al. 2019, YOLACT; Ultralytics' segmentation models since YOLOv5). A decoder of the
+    user's own returns `Instances`.
+    """
+
+    decoders: ClassVar[tuple[str, ...]] = TASKS["instance"].decoders
+    labels: ClassVar[LabelKind[Any, Any] | None] = None  # type: ignore[assignment]  # nobody draws masks in seconds
+
+    def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
+        decode = EXTENDED_DECODERS.get(self.spec.decoder or "")
+        if decode is None:
+            return super()._candidate_decoder(size)
+        threshold = self.spec.score_threshold
+        return lambda outputs: decode(outputs, size, threshold, len(find_prototypes(outputs, size)))
+
+    def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Instances:
+        if isinstance(found, Instances):
+            return found
+        if not isinstance(found, Candidates):
+            raise self._wrong_result(found, "Instances, each with a mask")
+        prototypes = find_prototypes(outputs, size)
+        masks = _masks(prototypes, found.extras, found.boxes, size)
+        boxes, classes, scores = found.boxes, found.classes, found.scores
+        columns = prototypes.shape[2]
+        return Instances(boxes=boxes, classes=classes, scores=scores, masks=masks, columns=columns, covered=size)
+
+    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
+        from agent.vision.datasets.labelled_images import object_images
+        from agent.vision.datasets.object_rows import OUTLINE_ROW
+
+        return object_images(path, self.spec.labels, only, OUTLINE_ROW)
+
+    def evaluation(self, answered: Iterable[tuple[Instances, LabelledObjects]]) -> Evaluation:
+        """Return COCO's mean average precision of masks."""
+        from agent.vision.tasks.average_precision import AveragePrecision, outline
+
+        precision = AveragePrecision(self.spec.task, "segm")
+        for answer, truth in answered:
+            masks = _resized(answer, truth.size)
+            shapes = [{"segmentation": outline(each), "area": int(each.sum())} for each in masks]
+            precision.add(answer, truth, shapes, [{"segmentation": each} for each in truth.outlines])
+        return precision.mean()
+
+
+def find_prototypes(outputs: Outputs, size: Size) -> FloatArray:
+    """Return the mask prototypes float32 (factors, rows, columns). Raises ConfigError (`decoder.shape`)."""
+    maps = [each for each in outputs.values() if each.ndim == 3 and has_proportions(each.shape[1:], size)]
+    if len(maps) != 1:
+        raise no_fit(outputs, "boxes, and one output with mask prototypes (batch, factors, rows, columns)")
+    return maps[0].astype(np.float32, copy=False)
+
+
+def _masks(prototypes: FloatArray, factors: FloatArray, boxes: FloatArray, size: Size) -> Bits:
+    """Return the mask of each box, (n, rows, bytes): a cell is in a box whose bounds its middle is between."""
+    _, rows, columns = prototypes.shape
+    cells = boxes * np.array((columns / size[1], rows / size[0]) * 2, np.float32)
+    bounds = np.clip(np.ceil(cells - 0.5), 0, (columns, rows) * 2).astype(int).tolist()
+    masks = np.zeros((len(boxes), rows, columns), np.bool_)
+    with np.errstate(all="ignore"):  # a broken engine may emit anything
+        for mask, own, (left, top, right, bottom) in zip(masks, factors, bounds, strict=True):
+            mask[top:bottom, left:right] = np.tensordot(own, prototypes[:, top:bottom, left:right], 1) > 0.0
+    return np.packbits(masks, axis=2)
+
+
+def _cells(masks: Bits) -> NDArray[np.float64]:
+    """Return how many cells each mask has."""
+    cells: NDArray[np.float64] = _ONES[masks].sum(axis=(1, 2), dtype=np.float64)
+    return cells
+
+
+def _resized(answer: Instances, size: Size) -> Iterator[NDArray[np.bool_]]:
+    """Yield each mask with one value for each pixel of a picture of this (height, width)."""
+    for index in range(len(answer)):
+        mask = answer.mask(index).astype(np.float32)
+        yield cv2.resize(mask, (size[1], size[0]), interpolation=cv2.INTER_LINEAR) > _INSIDE

@@ -1,0 +1,189 @@
+"""The task obb: objects with classes and scores in oriented boxes (rotated rectangles)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.vision.boxes import FloatArray, LabelledBoxes, Size
+from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs
+from agent.vision.detections import Detections, DetectionsT, keep_best
+from agent.vision.drawing import Picture, draw_outline
+from agent.vision.labels import LabelKind
+from agent.vision.preprocess import Geometry
+from agent.vision.registry import TASKS
+from agent.vision.spec import ModelSpec
+from agent.vision.tasks.detect import MAX_CANDIDATES, Detect
+from agent.vision.tasks.scores import Evaluation
+from agent.vision.tasks.shapes import Shapes, shape_ious
+
+if TYPE_CHECKING:
+    from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
+
+# The corners of a box, in halves of its sides, clockwise from the upper left.
+_CORNERS = np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)], np.float32) * np.float32(0.5)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OrientedBoxes(Shapes):
+    """Hold the oriented boxes of one image.
+
+    Corners are the same for an angle and its half turn, and for a box whose sides have changed places: no angle jumps.
+
+    Args:
+        boxes: float32 (n, 4), x1 y1 x2 y2 around each.
+        corners: float32 (n, 4, 2), x y, one after another around the box.
+    """
+
+    corners: FloatArray
+
+    @classmethod
+    def around(cls, corners: FloatArray, classes: NDArray[np.int64], scores: FloatArray) -> OrientedBoxes:
+        """Return the oriented boxes of these corners; those that are not finite are left out."""
+        sound = np.isfinite(corners).all(axis=(1, 2))
+        corners = corners[sound]
+        boxes = np.hstack((corners.min(axis=1), corners.max(axis=1))).reshape(-1, 4)
+        return cls(boxes=boxes, classes=classes[sound], scores=scores[sound], corners=corners)
+
+    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
+        """Return the IoU of every box with every box of the other answer."""
+        assert isinstance(truth, OrientedBoxes), "oriented boxes are compared with oriented boxes"
+        return corner_ious(self.corners, truth.corners)
+
+    def in_frame(self, geometry: Geometry | None) -> OrientedBoxes:
+        if geometry is None:
+            return self
+        corners = geometry.points_to_frame(self.corners)
+        return replace(self, boxes=geometry.to_frame(self.boxes), corners=corners)
+
+    def scaled(self, scale: float) -> OrientedBoxes:
+        return replace(self, boxes=self.boxes * np.float32(scale), corners=self.corners * np.float32(scale))
+
+    def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return each object with its four corners, in pixels."""
+        found = super().as_dict(spec)
+        for each, corners in zip(found["detections"], np.round(self.corners.astype(float), 2).tolist(), strict=True):
+            each["corners"] = corners
+        return found
+
+    def draw(self, picture: Picture, spec: ModelSpec) -> None:
+        rows = zip(self.corners, self.classes.tolist(), self.scores.tolist(), strict=True)
+        for corners, class_id, score in rows:
+            draw_outline(picture, corners, f"{spec.label(class_id)} {score:.2f}", class_id)
+
+
+class Obb(Detect):
+    """Oriented boxes with classes and scores, by Ultralytics' models since YOLOv8: cx cy w h, and an angle in radians.
+
+    A positive angle turns x towards y. A decoder of the user's own returns `OrientedBoxes`.
+    """
+
+    decoders: ClassVar[tuple[str, ...]] = TASKS["obb"].decoders
+    labels: ClassVar[LabelKind[Any, Any] | None] = None  # type: ignore[assignment]  # nobody draws them in seconds
+
+    def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
+        decode, is_end2end = EXTENDED_DECODERS.get(self.spec.decoder or ""), self.spec.decoder == "end2end"
+        if decode is None:
+            return super()._candidate_decoder(size)
+        threshold = self.spec.score_threshold
+
+        def find(outputs: Outputs) -> OrientedBoxes:
+            found = decode(outputs, size, threshold, 1)
+            assert isinstance(found, Candidates), "an extra column was asked for"
+            if is_end2end:
+                centres, sides = found.boxes[:, :2], found.boxes[:, 2:]
+            else:  # corners of the box before it was turned
+                centres = (found.boxes[:, :2] + found.boxes[:, 2:]) / np.float32(2.0)
+                sides = found.boxes[:, 2:] - found.boxes[:, :2]
+            return OrientedBoxes.around(turned(centres, sides, found.extras[:, 0]), found.classes, found.scores)
+
+        return find
+
+    def _suppressed(self, candidates: DetectionsT) -> DetectionsT:
+        best = keep_best(candidates, MAX_CANDIDATES)
+        if self.spec.iou_threshold >= 1.0 or not isinstance(best, OrientedBoxes):
+            return best
+        overlaps = best.overlaps(best)
+        if self.spec.suppression != "agnostic":
+            overlaps[best.classes[:, np.newaxis] != best.classes[np.newaxis]] = 0.0
+        kept = np.ones(len(best), np.bool_)
+        for index in range(len(best)):
+            if kept[index]:
+                kept[index + 1 :] &= overlaps[index, index + 1 :] <= self.spec.iou_threshold
+        return best[kept]
+
+    def _finished(self, found: Detections, outputs: Outputs, size: Size) -> OrientedBoxes:
+        del outputs, size
+        if not isinstance(found, OrientedBoxes):
+            raise self._wrong_result(found, "OrientedBoxes, each with four corners")
+        return found
+
+    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
+        from agent.vision.datasets.labelled_images import object_images
+        from agent.vision.datasets.object_rows import CORNER_ROW
+
+        return object_images(path, self.spec.labels, only, CORNER_ROW)
+
+    def evaluation(self, answered: Iterable[tuple[OrientedBoxes, LabelledObjects]]) -> Evaluation:
+        """Return COCO's mean average precision by the IoU of oriented boxes."""
+        from agent.vision.tasks.average_precision import AveragePrecision
+
+        def ious(found: Sequence[Mapping[str, Any]], truth: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+            return corner_ious(*(np.array([one["corners"] for one in each], np.float32) for each in (found, truth)))
+
+        precision = AveragePrecision(self.spec.task, ious=ious)
+        for answer, truth in answered:
+            shapes = [{"corners": each, "area": float(_area(each))} for each in answer.corners]
+            true_corners = [{"corners": _four_corners(each)} for each in truth.outlines]
+            precision.add(answer, truth, shapes, true_corners)
+        return precision.mean()
+
+
+def turned(centres: FloatArray, sides: FloatArray, angles: FloatArray) -> FloatArray:
+    """Return the corners float32 (n, 4, 2) of rectangles.
+
+    Args:
+        centres: (n, 2), x y.
+        sides: (n, 2), width and height.
+        angles: (n,), in radians; a positive one turns x towards y.
+
+    >>> turned(np.float32([[0, 0]]), np.float32([[4, 2]]), np.float32([np.pi / 2])).round(3).tolist()
+    [[[1.0, -2.0], [1.0, 2.0], [-1.0, 2.0], [-1.0, -2.0]]]
+    """
+    offsets = _CORNERS * sides[:, np.newaxis]
+    cos, sin = np.cos(angles)[:, np.newaxis], np.sin(angles)[:, np.newaxis]
+    x, y = offsets[..., 0] * cos - offsets[..., 1] * sin, offsets[..., 0] * sin + offsets[..., 1] * cos
+    corners: FloatArray = centres[:, np.newaxis] + np.stack((x, y), axis=2)
+    return corners
+
+
+def corner_ious(found: FloatArray, truth: FloatArray) -> NDArray[np.float64]:
+    """Return the IoU of every convex shape (n, 4, 2) with every other one (m, 4, 2), float64 (n, m)."""
+
+    def common(some: NDArray[np.intp], other: NDArray[np.intp]) -> NDArray[np.float64]:
+        pairs = zip(found[some], truth[other], strict=True)
+        return np.array([cv2.intersectConvexConvex(*pair)[0] for pair in pairs], np.float64)
+
+    bounds = [np.hstack((each.min(axis=1), each.max(axis=1))) for each in (found, truth)]
+    return shape_ious(bounds[0], bounds[1], common, (_area(found), _area(truth)))
+
+
+def _area(corners: FloatArray) -> NDArray[np.float64]:
+    """Return the area of shapes (..., 4, 2), by their diagonals."""
+    first, second = ((corners[..., end, :] - corners[..., end - 2, :]).astype(np.float64) for end in (2, 3))
+    areas: NDArray[np.float64] = np.abs(first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]) / 2.0
+    return areas
+
+
+def _four_corners(outline: Any) -> FloatArray:
+    """Return the corners (4, 2) of an outline in COCO's terms: its own four, or those of the least rectangle around."""
+    if not isinstance(outline, list):
+        raise ValueError("a mask in place of an outline")
+    points = np.concatenate([np.array(each, np.float32).reshape(-1, 2) for each in outline])
+    return points if len(points) == 4 else np.asarray(cv2.boxPoints(cv2.minAreaRect(points)), np.float32)

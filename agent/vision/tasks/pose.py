@@ -1,0 +1,245 @@
+"""The task pose: objects with classes, scores and key points, or the key points of the one object in the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.vision.boxes import FloatArray, LabelledBoxes, Size, iou_matrix
+from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
+from agent.vision.detections import Detections
+from agent.vision.drawing import Picture, draw_points
+from agent.vision.labels import LabelKind
+from agent.vision.preprocess import Geometry
+from agent.vision.registry import TASKS
+from agent.vision.spec import ModelSpec
+from agent.vision.tasks.detect import Detect
+from agent.vision.tasks.maps import class_axis
+from agent.vision.tasks.scores import Evaluation
+from agent.vision.tasks.shapes import Shapes
+
+if TYPE_CHECKING:
+    from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
+
+SEEN = 0.5  # the score from which on a key point is seen
+FAR = 0.05  # of the object's longer side; a key point farther away is elsewhere
+_BOX_AREA = 0.53  # of a person's box that the person covers, where no outline is known (Ultralytics, PoseValidator)
+# COCO's, in its order: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles (cocodataset.org, keypoints).
+COCO_SIGMAS = (
+    0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089, 0.089
+)  # fmt: skip
+# Pairs of its key points, from 0.
+COCO_SKELETON = (
+    (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9), (8, 10),
+    (0, 1), (0, 2), (1, 3), (2, 4),
+)  # fmt: skip
+_WITH_VISIBILITY = 5  # x, y, z, visibility, presence
+_SIGMA = 0.05  # of key points that nobody has measured: some 5 % of the object's side
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Poses(Shapes):
+    """Hold the objects of one image with their key points.
+
+    Args:
+        points: float32 (n, k, 3): x, y, and a score in [0, 1].
+        sigmas: float64 (k,), how far people's labels of each key point scatter, by the root of an object's area.
+        is_one: The picture is of one object, whose box is around its key points.
+    """
+
+    points: FloatArray
+    sigmas: Sequence[float]
+    is_one: bool = False
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Which key points are seen: bool (n, k)."""
+        return self.points[..., 2] >= SEEN
+
+    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
+        """Return the object keypoint similarity (COCO) of every object with every object of the other answer.
+
+        A key point that only one of the two sees is a miss. Where neither sees any, the boxes' IoU counts.
+        """
+        assert isinstance(truth, Poses), "poses are compared with poses"
+        similarity = iou_matrix(self.boxes, truth.boxes)
+        sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
+        areas = np.maximum(sides.prod(axis=1) * _BOX_AREA, 1.0)
+        spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
+        for row, points, seen in zip(similarity, self.points, self.seen, strict=True):
+            squares = np.square(truth.points[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
+            in_both, in_either = seen & truth.seen, seen | truth.seen
+            counts = in_either.sum(axis=1)
+            near = (np.exp(-squares / spread) * in_both).sum(axis=1)
+            np.divide(near, counts, out=row, where=counts > 0)
+        return similarity
+
+    def fidelity(self, reference: LabelledBoxes) -> float:
+        """Return panoptic quality; of one object the share of its key points that are not far from the reference's.
+
+        There a mean distance would say less: a single jump of a heatmap's maximum drowns it.
+        """
+        assert isinstance(reference, Poses), "poses are compared with poses"
+        if not self.is_one:
+            return super().fidelity(reference)
+        if not (len(self) and len(reference)):
+            return float(len(self) == len(reference))
+        expected, found = reference.points[0], self.points[0]
+        is_counted = reference.seen[0] | self.seen[0]
+        side = max(float((reference.boxes[0, 2:] - reference.boxes[0, :2]).max()), 1.0)
+        is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * side
+        is_right = is_near & reference.seen[0] & self.seen[0]
+        return float(is_right.sum() / is_counted.sum()) if is_counted.any() else 1.0
+
+    def in_frame(self, geometry: Geometry | None) -> Poses:
+        if geometry is None:
+            return self
+        points = np.dstack((geometry.points_to_frame(self.points[..., :2]), self.points[..., 2:]))
+        return replace(self, boxes=geometry.to_frame(self.boxes), points=points)
+
+    def scaled(self, scale: float) -> Poses:
+        points = self.points * np.array((scale, scale, 1.0), np.float32)
+        return replace(self, boxes=self.boxes * np.float32(scale), points=points)
+
+    def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return each object with its key points: x, y in pixels, and the score."""
+        found = super().as_dict(spec)
+        for each, points in zip(found["detections"], self.points.astype(float).tolist(), strict=True):
+            each["keypoints"] = [[round(x, 2), round(y, 2), round(score, 4)] for x, y, score in points]
+        return found
+
+    def draw(self, picture: Picture, spec: ModelSpec) -> None:
+        if not self.is_one:
+            super().draw(picture, spec)
+        skeleton = COCO_SKELETON if self.points.shape[1] == len(COCO_SIGMAS) else ()
+        for points, seen, class_id in zip(self.points[..., :2], self.seen, self.classes.tolist(), strict=True):
+            draw_points(picture, points, seen, skeleton, class_id)
+
+
+class Pose(Detect):
+    """Objects with key points.
+
+    - `yolov8`, `end2end`: Ultralytics' pose models, x y or x y and a score of each key point behind the classes.
+    - `heatmaps`: one object; each key point is where its map, (k, h, w) or (h, w, k), is largest after a blur.
+    - `landmarks`: one object; one output (k * d) with x, y in pixels, d from 2 on, and for d = 5 a logit of its
+      visibility behind z (MediaPipe's pose, hand and face models).
+
+    A decoder of the user's own returns `Poses`.
+    """
+
+    decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
+    labels: ClassVar[LabelKind[Any, Any] | None] = None  # type: ignore[assignment]  # nobody sets them in seconds
+
+    @property
+    def sigmas(self) -> Sequence[float]:
+        """Those of the spec; COCO's for its 17 key points, else the same for each."""
+        count = self.spec.keypoint_count
+        if self.spec.sigmas:
+            return self.spec.sigmas
+        return COCO_SIGMAS if count == len(COCO_SIGMAS) else (_SIGMA,) * count
+
+    def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
+        name, threshold, count = self.spec.decoder or "", self.spec.score_threshold, self.spec.keypoint_count
+        decode = EXTENDED_DECODERS.get(name)
+        if decode is not None:
+            return lambda outputs: decode(outputs, size, threshold, self._extras(outputs))
+        if name == "heatmaps":
+            return lambda outputs: self._one(_from_heatmaps(outputs, size, count))
+        if name == "landmarks":
+            return lambda outputs: self._one(_from_landmarks(outputs, count))
+        return super()._candidate_decoder(size)
+
+    def _extras(self, outputs: Outputs) -> int:
+        """Return how many columns the key points have: two or three each, as the number of classes tells."""
+        count, classes = self.spec.keypoint_count, max(1, len(self.spec.labels))
+        known = 6 if self.spec.decoder == "end2end" else 4 + classes
+        for output in outputs.values():
+            for length in output.shape[-2:]:
+                if output.ndim == 2 and length - known in (2 * count, 3 * count):
+                    return int(length - known)
+        expected = (
+            f"{known} channels and {count} key points of two or three: {known + 2 * count} or {known + 3 * count}"
+        )
+        raise no_fit(outputs, f"one output with {expected}")
+
+    def _one(self, points: FloatArray) -> Poses:
+        """Return the pose of the one object, whose score is the mean of its key points'."""
+        points = np.nan_to_num(points, nan=0.0, posinf=0.0, neginf=0.0)
+        is_seen = points[:, 2] >= SEEN
+        seen = points[is_seen] if is_seen.any() else points
+        box = np.hstack((seen[:, :2].min(axis=0), seen[:, :2].max(axis=0)))[np.newaxis]
+        score = np.clip(points[:, 2].mean(keepdims=True), 0.0, 1.0).astype(np.float32)
+        classes = np.zeros(1, np.int64)
+        return Poses(
+            boxes=box, classes=classes, scores=score, points=points[np.newaxis], sigmas=self.sigmas, is_one=True
+        )
+
+    def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Poses:
+        if isinstance(found, Poses):
+            return found
+        if not isinstance(found, Candidates):
+            raise self._wrong_result(found, "Poses, each with key points")
+        points = found.extras.reshape(len(found), self.spec.keypoint_count, -1)
+        if points.shape[2] == 2:
+            points = np.insert(points, 2, np.float32(1.0), axis=2)
+        sound = np.isfinite(points).all(axis=(1, 2)).nonzero()[0]
+        kept = found[sound]
+        return Poses(
+            boxes=kept.boxes, classes=kept.classes, scores=kept.scores, points=points[sound], sigmas=self.sigmas
+        )
+
+    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
+        from agent.vision.datasets.labelled_images import object_images
+        from agent.vision.datasets.object_rows import point_row
+
+        return object_images(path, self.spec.labels, only, point_row(self.spec.keypoint_count))
+
+    def evaluation(self, answered: Iterable[tuple[Poses, LabelledObjects]]) -> Evaluation:
+        """Return COCO's mean average precision by object keypoint similarity."""
+        from agent.vision.tasks.average_precision import AveragePrecision
+
+        precision = AveragePrecision(self.spec.task, "keypoints", self.sigmas)
+        for answer, truth in answered:
+            true_points = [
+                {"keypoints": each.ravel().tolist(), "num_keypoints": int((each[:, 2] > 0.0).sum())}
+                for each in truth.points
+            ]
+            shapes = [{"keypoints": each.ravel().tolist()} for each in answer.points]
+            precision.add(answer, truth, shapes, true_points)
+        return precision.mean()
+
+
+def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:
+    """Return the key points (k, 3) in pixels of the input: the middle of each map's largest cell, blurred 5 x 5."""
+    found = [(each, axis) for each in outputs.values() if (axis := class_axis(each.shape, size, count)) is not None]
+    if len(found) != 1:
+        raise no_fit(outputs, f"one output with {count} heatmaps (batch, {count}, rows, columns), or channels last")
+    output, axis = found[0]
+    maps = np.nan_to_num(np.ascontiguousarray(np.moveaxis(output, axis, 2), np.float32))
+    rows, columns = maps.shape[:2]
+    blurred = np.asarray(cv2.GaussianBlur(maps, (5, 5), 0)).reshape(-1, count)
+    y, x = np.divmod(blurred.argmax(axis=0), columns)
+    scores = blurred.max(axis=0).clip(0.0, 1.0)
+    return np.stack(((x + 0.5) * size[1] / columns, (y + 0.5) * size[0] / rows, scores), axis=1).astype(np.float32)
+
+
+def _from_landmarks(outputs: Outputs, count: int) -> FloatArray:
+    """Return the key points (k, 3) of the largest output whose values are `count` times 2 to 5, the first of several.
+
+    MediaPipe's models have the same points in metres in a later output.
+    """
+    fitting = [each.ravel() for each in outputs.values() if each.size in [count * each for each in (2, 3, 4, 5)]]
+    if not fitting:
+        raise no_fit(outputs, f"one output with {count} key points of 2 to 5 values")
+    rows = max(fitting, key=len).reshape(count, -1).astype(np.float32)
+    scores: FloatArray = np.ones(count, np.float32)
+    if rows.shape[1] == _WITH_VISIBILITY:
+        with np.errstate(over="ignore"):
+            scores = np.float32(1.0) / (np.float32(1.0) + np.exp(-rows[:, 3]))
+    return np.column_stack((rows[:, :2], scores)).astype(np.float32)
