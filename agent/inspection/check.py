@@ -109,7 +109,7 @@ class Check:
     def verdict(self) -> str:
         """One sentence for people."""
         if not self.is_compared:
-            return "a raw model does not say how sure it is, so nothing is compared: look at its input and its outputs"
+            return f"task {self.written.task} does not say how sure it is, so nothing is compared: look at the pictures"
         if self.surest is not self.rows[0]:
             figures = f"{self.surest.sureness.mean:.2f} against {self.rows[0].sureness.mean:.2f}"
             found = f"with {self.surest.alternative.name} the model is surer ({figures}): try it"
@@ -217,7 +217,7 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
             images.append(image)
             bar.update(len(images))
     heads = fitting_heads(read_facts(spec.path)) if task.decoders else ()
-    heads = tuple(head for head in heads if head.decoder in task.decoders)
+    heads = tuple(head for head in heads if head.task == spec.task)
     written = unchanged(spec, is_guessed)
     with closing(open_backend("onnxruntime", BackendOptions(threads)).load(model.master.SerializeToString())) as engine:
         if not task.can_be_sure:

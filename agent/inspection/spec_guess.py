@@ -22,6 +22,7 @@ from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.registry import task_class
 from agent.vision.tasks.classify import class_count
+from agent.vision.tasks.maps import has_proportions
 from agent.vision.tasks.segment import class_axes
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -59,6 +60,10 @@ CONVENTIONS: Mapping[str, Convention] = {
     "raw": Convention("no particular project", {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}),
 }
 
+# Its classifiers are fed values of 0 to 1, and the middle of the picture, which a stretched one comes next to.
+_ULTRALYTICS_CLASSIFY = Convention("Ultralytics", {"color": "rgb", "resize": "stretch", "scale": 1 / 255})
+_ULTRALYTICS_TASKS = {"segment": "instance", "pose": "pose", "obb": "obb"}  # its names and ours
+
 Sureness = Literal["sure", "likely", "guess"]
 
 _WIDEST = 10.0  # networks are fed values of about -3 to 3; a far wider range has not been scaled yet
@@ -75,31 +80,43 @@ _MOST_VALUES = 1 << 25  # in all outputs; a detector of 1280 x 1280 with 80 clas
 
 @dataclass(frozen=True)
 class Head:
-    """The task and, of a detector, the decoder. classes: how many the outputs have; 0 where that cannot be known."""
+    """The task and the decoder of one that takes any.
+
+    Args:
+        classes: how many the outputs have; 0 where that cannot be known.
+        keypoints: how many an object has.
+    """
 
     task: str
     decoder: str | None
     sureness: Sureness
     reason: str
     classes: int = 0
+    keypoints: int = 0
 
 
 def guess_head(facts: GraphFacts) -> Head:
     """Return the first reading of the outputs that fits; task `raw` where none does."""
     task = facts.metadata.get("task")  # Ultralytics' exporter writes it
-    if task not in (None, "detect", "classify"):
+    if task not in (None, "detect", "classify", *_ULTRALYTICS_TASKS):
         return Head("raw", None, "sure", f"its metadata say task '{task}', which no decoder here reads")
     if facts.size is None:
         return Head("raw", None, "sure", "its input is not one image")
+    if task in _ULTRALYTICS_TASKS:
+        unread = Head("raw", None, "likely", f"its metadata say task '{task}', and no decoder fits its outputs")
+        return next(_extended(facts, facts.size, _ULTRALYTICS_TASKS[task]), unread)
     return next(_readings(facts, facts.size), Head("raw", None, "likely", "no decoder fits its outputs"))
 
 
 def fitting_heads(facts: GraphFacts) -> tuple[Head, ...]:
-    """Return every reading of the outputs as a detector's that its decoder accepts, the surest first."""
+    """Return every reading of the outputs that a decoder accepts, the surest first."""
     if facts.size is None:
         return ()
-    heads = _readings(facts, facts.size)
-    return tuple(head for head in heads if head.decoder is not None and _fits(head.decoder, facts, facts.size))
+    first, size = guess_head(facts), facts.size
+    if first.task in _ULTRALYTICS_TASKS.values():
+        return (first,)
+    heads = _readings(facts, size)
+    return tuple(head for head in heads if head.decoder is not None and _fits(head.decoder, facts, size))
 
 
 def class_names(facts: GraphFacts) -> tuple[str, ...]:
@@ -130,6 +147,7 @@ def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
         yield from _ssd(outputs)
     if len(outputs) == 1 and outputs[0].made_by[-1:] == ("ArgMax",):
         yield from _map(size, outputs[0])
+    yield from _extended(facts, size, "instance")
     flat = [output for output in outputs if len(output.closed) == 3]
     if len(flat) == 1 and None not in flat[0].closed:
         yield from _table(facts, size, flat[0])
@@ -161,7 +179,7 @@ def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Ite
     """Yield the readings of one output (batch, rows, columns)."""
     rows, columns = output.closed[1] or 0, output.closed[2] or 0
     cells = {_cells(size, strides): strides for strides in (1, 2, 3, 4)}
-    is_signed = "Ultralytics" in facts.metadata.get("author", "")
+    is_signed = _is_signed(facts)
     if columns == 6 and _SUPPRESSING & facts.operators and rows not in cells:
         reason = "6 columns, and the graph chooses the best rows itself; their order is Ultralytics'"
         yield Head("detect", "end2end", "sure" if is_signed else "likely", reason)
@@ -182,6 +200,41 @@ def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Ite
         yield Head("detect", "yolov8", "sure" if is_sure else "guess", reason, rows - 4)
     if columns == 6:
         yield Head("detect", "end2end", "guess", "6 columns, in rows that are no cells of a grid")
+
+
+def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[Head]:
+    """Yield the readings of one table whose objects have more than a box: factors of masks, key points, an angle."""
+    flat = [output for output in facts.outputs if len(output.closed) == 3 and None not in output.closed]
+    maps = [output.closed[1:] for output in facts.outputs if len(output.closed) == 4]
+    keypoints, values = keypoint_shape(facts) if task == "pose" else (0, 0)
+    extras = {"pose": keypoints * values, "obb": 1, "instance": 0}[task]
+    if task == "instance" and len(maps) == 1 and None not in maps[0] and has_proportions(maps[0][1:], size):
+        extras = maps[0][0] or 0
+    if len(flat) != 1 or not extras:
+        return
+    rows, columns = flat[0].closed[1] or 0, flat[0].closed[2] or 0
+    shown = {"pose": f"{keypoints} key points", "obb": "an angle", "instance": f"{extras} factors of masks"}[task]
+    is_said = "task" in facts.metadata
+    if columns == 6 + extras:
+        reason = f"{columns} columns: a box, its score and class, and {shown}"
+        yield Head(task, "end2end", "sure" if is_said else "likely", reason, 0, keypoints)
+    elif 4 + extras < rows < columns:
+        classes = rows - 4 - extras
+        reason = f"{rows} = 4 + {classes} + {extras} channels before {columns} places: {shown}"
+        yield Head(task, "yolov8", "sure" if is_said else "likely", reason, classes, keypoints)
+    elif task == "instance" and columns > 5 + extras:
+        reason = f"{columns} columns: a box, an objectness, classes, and {shown}"
+        yield Head(task, "yolov5", "likely", reason, columns - 5 - extras)
+
+
+def keypoint_shape(facts: GraphFacts) -> tuple[int, int]:
+    """Return how many key points an Ultralytics model has, and values for each; (0, 0) where its metadata lack them."""
+    try:
+        shape = ast.literal_eval(facts.metadata.get("kpt_shape", "[]"))
+        count, values = map(int, shape)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that `literal_eval` may raise
+        return 0, 0
+    return (count, values) if count > 0 and values in (2, 3) else (0, 0)
 
 
 def _cell_rows(output: GraphOutput, strides: int, columns: int) -> Iterator[Head]:
@@ -233,6 +286,11 @@ def _map(size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
             yield Head("segment", None, "likely", f"a map of {classes} scores of a last linear layer", classes)
 
 
+def _is_signed(facts: GraphFacts) -> bool:
+    """Return whether Ultralytics' exporter made the graph."""
+    return "Ultralytics" in facts.metadata.get("author", "")
+
+
 def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
     """Return whether a built-in decoder accepts outputs of these shapes."""
     closed = {output.name: output.closed[1:] for output in facts.outputs}
@@ -268,9 +326,13 @@ class Guess:
 def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     """Guess every key of the spec but `path` and, where the graph names no classes, `labels`."""
     convention = CONVENTIONS[head.decoder or head.task]
+    if head.task == "classify" and _is_signed(facts):
+        convention = _ULTRALYTICS_CLASSIFY
     yield Guess("task", head.task, head.sureness, head.reason)
     if head.decoder is not None:
         yield Guess("decoder", head.decoder, head.sureness, head.reason)
+    if head.keypoints:
+        yield Guess("keypoints", head.keypoints, "sure", "its metadata say so")
     as_peer = f"as {convention.peer} has it; the graph does not show it"
     yield _color(facts, convention, as_peer)
     for key in ("resize", "anchor", "pad"):

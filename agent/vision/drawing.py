@@ -101,7 +101,8 @@ def input_picture(tensor: Array, image: InputSpec) -> Picture:
 
 def _pixels(places: FloatArray) -> NDArray[np.int32]:
     finite = np.where(np.isfinite(places), places, 0.0)
-    return np.rint(np.clip(finite, -_FAR, _FAR)).astype(np.int32, copy=False)
+    pixels: NDArray[np.int32] = np.rint(np.clip(finite, -_FAR, _FAR)).astype(np.int32)
+    return pixels
 
 
 def _thickness(picture: Picture) -> int:

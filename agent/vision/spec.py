@@ -203,7 +203,7 @@ class ModelSpec(Strict):
         task = info.data.get("task")
         if value is not None and task is not None and info.field_name not in find_task(task).keys:
             others = [name for name in task_names() if info.field_name in find_task(name).keys]
-            raise ValueError(f"null unless task is '{"' or '".join(others)}'{why}")
+            raise ValueError(f"null unless task is {' or '.join(map(repr, others))}{why}")
         return value
 
     @field_validator("keypoints")

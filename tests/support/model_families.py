@@ -9,6 +9,7 @@ from onnx import ModelProto, helper
 from zoo import Net, Shape
 
 CLASSES = 3
+KEYPOINTS = 5
 IMAGE = (1, 3, 64, 96)
 STRIDES = (8, 16, 32)
 
@@ -74,6 +75,49 @@ def yolov8(net: Net) -> ModelProto:
     classes = _joined(net, [_flat(net, _map(net, stride, CLASSES), CLASSES) for stride in STRIDES], 2)
     pixels = net.node("Mul", boxes, net.constant(np.full((1, 1, 1), 8, np.float32)))
     return net.model(_joined(net, [pixels, net.node("Sigmoid", classes)], 1))
+
+
+def _with_extras(net: Net, extras: int) -> str:
+    """YOLOv8's table with channels behind its classes."""
+    boxes = _joined(net, [_flat(net, _map(net, stride, 4), 4) for stride in STRIDES], 2)
+    classes = _joined(net, [_flat(net, _map(net, stride, CLASSES), CLASSES) for stride in STRIDES], 2)
+    others = _joined(net, [_flat(net, _map(net, stride, extras), extras) for stride in STRIDES], 2)
+    pixels = net.node("Mul", boxes, net.constant(np.full((1, 1, 1), 8, np.float32)))
+    return _joined(net, [pixels, net.node("Sigmoid", classes), others], 1)
+
+
+def _best_rows(net: Net, extras: int) -> str:
+    """The table of an end-to-end graph."""
+    rows = _rows(net, _map(net, 8, 6 + extras), 6 + extras)
+    return net.node("TopK", rows, _ints(net, 20), outputs=2, axis=1)
+
+
+def _prototypes(net: Net) -> str:
+    return _named(net, _map(net, 4, 8), "output1")
+
+
+def yolov8_seg(net: Net) -> ModelProto:
+    return net.model(_with_extras(net, 8), _prototypes(net))
+
+
+def yolov8_pose(net: Net) -> ModelProto:
+    return net.model(_with_extras(net, 3 * KEYPOINTS))
+
+
+def yolov8_obb(net: Net) -> ModelProto:
+    return net.model(_with_extras(net, 1))
+
+
+def yolo26_seg(net: Net) -> ModelProto:
+    return net.model(_best_rows(net, 8), _prototypes(net))
+
+
+def yolo26_pose(net: Net) -> ModelProto:
+    return net.model(_best_rows(net, 3 * KEYPOINTS))
+
+
+def yolo26_obb(net: Net) -> ModelProto:
+    return net.model(_best_rows(net, 1))
 
 
 def end2end(net: Net) -> ModelProto:
@@ -203,6 +247,15 @@ DETECTORS: dict[Family, str] = {
     nanodet_plus: "nanodet-plus",
     nanodet_by_stride: "nanodet",
     yunet: "yunet",
+}
+# By Ultralytics' name of the task: ours, and the decoder.
+ULTRALYTICS: dict[Family, tuple[str, str, str]] = {
+    yolov8_seg: ("segment", "instance", "yolov8"),
+    yolo26_seg: ("segment", "instance", "end2end"),
+    yolov8_pose: ("pose", "pose", "yolov8"),
+    yolo26_pose: ("pose", "pose", "end2end"),
+    yolov8_obb: ("obb", "obb", "yolov8"),
+    yolo26_obb: ("obb", "obb", "end2end"),
 }
 CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier, squeezed_classifier, squeezed_softmax)
 SEGMENTERS: tuple[Family, ...] = (segmentation, segmentation_argmax, one_mask)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -24,7 +24,10 @@ Image = NDArray[np.uint8]
 
 _LISTED = 8  # labels in a message
 _SHOWN = 200  # characters of a line
-_NO_POINTS = np.empty((0, 0, 3), np.float32)
+
+
+def _no_points() -> FloatArray:
+    return np.empty((0, 0, 3), np.float32)
 
 
 class LabelledImages(Protocol):
@@ -51,7 +54,7 @@ class LabelledObjects(LabelledBoxes):
     crowds: NDArray[np.bool_]
     size: Size = (0, 0)
     outlines: Sequence[Any] = ()
-    points: FloatArray = _NO_POINTS
+    points: FloatArray = field(default_factory=_no_points)
 
 
 class ClassifiedImages:
@@ -99,7 +102,7 @@ def _folder(name: str) -> str:
 
 
 class YoloImages:
-    """Images with YOLO label files: lines `class cx cy w h`, centre and size as fractions of the image, or another form.
+    """Images with YOLO label files: lines `class cx cy w h`, centre and size as fractions, or another `form`.
 
     The labels of `images/train/a.jpg` are `labels/train/a.txt`; those of `a.jpg` may also be `a.txt` or `labels/a.txt`
     beside it. An image without a label file shows no object, as Ultralytics reads it. A `classes.txt` names the
@@ -165,7 +168,7 @@ class YoloImages:
             crowds=np.zeros(len(counted), np.bool_),
             size=(height, width),
             outlines=[[each[:, :2].ravel().tolist()] if len(each) else None for each in places],
-            points=np.array(places, np.float32) if has_points else _NO_POINTS,
+            points=np.array(places, np.float32) if has_points else _no_points(),
         )
 
     def _parse(self, where: str, line: str) -> tuple[int, ObjectRow] | None:

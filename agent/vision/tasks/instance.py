@@ -23,7 +23,7 @@ from agent.vision.tasks.detect import Detect
 from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
-from agent.vision.tasks.shapes import Shapes, shape_ious
+from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
@@ -103,7 +103,7 @@ class Instance(Detect):
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["instance"].decoders
-    labels: ClassVar[LabelKind[Any, Any] | None] = None  # type: ignore[assignment]  # nobody draws masks in seconds
+    labels: ClassVar[LabelKind[Any, Any] | None] = None  # nobody draws masks in seconds
 
     def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
         decode = EXTENDED_DECODERS.get(self.spec.decoder or "")
@@ -137,7 +137,7 @@ class Instance(Detect):
         for answer, truth in answered:
             masks = _resized(answer, truth.size)
             shapes = [{"segmentation": outline(each), "area": int(each.sum())} for each in masks]
-            precision.add(answer, truth, shapes, [{"segmentation": each} for each in truth.outlines])
+            precision.add(answer, truth, shapes, [{"segmentation": each} for each in outlines_of(truth)])
         return precision.mean()
 
 

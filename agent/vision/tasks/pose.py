@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.errors import DatasetError
 from agent.vision.boxes import FloatArray, LabelledBoxes, Size, iou_matrix
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
 from agent.vision.detections import Detections
@@ -32,7 +33,8 @@ FAR = 0.05  # of the object's longer side; a key point farther away is elsewhere
 _BOX_AREA = 0.53  # of a person's box that the person covers, where no outline is known (Ultralytics, PoseValidator)
 # COCO's, in its order: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles (cocodataset.org, keypoints).
 COCO_SIGMAS = (
-    0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089, 0.089
+    0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089,
+    0.089,
 )  # fmt: skip
 # Pairs of its key points, from 0.
 COCO_SKELETON = (
@@ -134,7 +136,7 @@ class Pose(Detect):
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
-    labels: ClassVar[LabelKind[Any, Any] | None] = None  # type: ignore[assignment]  # nobody sets them in seconds
+    labels: ClassVar[LabelKind[Any, Any] | None] = None  # nobody sets them in seconds
 
     @property
     def sigmas(self) -> Sequence[float]:
@@ -181,11 +183,13 @@ class Pose(Detect):
         )
 
     def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Poses:
+        del outputs, size
         if isinstance(found, Poses):
             return found
         if not isinstance(found, Candidates):
             raise self._wrong_result(found, "Poses, each with key points")
-        points = found.extras.reshape(len(found), self.spec.keypoint_count, -1)
+        count = self.spec.keypoint_count
+        points = found.extras.reshape(len(found), count, found.extras.shape[1] // count)
         if points.shape[2] == 2:
             points = np.insert(points, 2, np.float32(1.0), axis=2)
         sound = np.isfinite(points).all(axis=(1, 2)).nonzero()[0]
@@ -205,7 +209,11 @@ class Pose(Detect):
         from agent.vision.tasks.average_precision import AveragePrecision
 
         precision = AveragePrecision(self.spec.task, "keypoints", self.sigmas)
+        count = self.spec.keypoint_count
         for answer, truth in answered:
+            if len(truth) and truth.points.shape[1] != count:
+                found = f"objects with {truth.points.shape[1]} key points"
+                raise DatasetError("dataset.label", found, f"{count}, as the model has", "correct the labels")
             true_points = [
                 {"keypoints": each.ravel().tolist(), "num_keypoints": int((each[:, 2] > 0.0).sum())}
                 for each in truth.points

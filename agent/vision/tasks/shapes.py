@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.errors import DatasetError
 from agent.vision.boxes import FloatArray, LabelledBoxes
 from agent.vision.detections import Detections, matched_overlaps
+
+if TYPE_CHECKING:
+    from agent.vision.datasets.labelled_images import LabelledObjects
 
 _PAIRS = 1024  # at a time; a mask of 160 x 160 takes 3 KB
 
@@ -49,4 +54,12 @@ def shape_ious(
         common = intersections(some, other)
         union = areas[0][some] + areas[1][other] - common
         ious[some, other] = np.divide(common, union, out=np.zeros_like(common), where=union > 0.0)
-    return ious
+    return np.minimum(ious, 1.0)  # areas are rounded
+
+
+def outlines_of(truth: LabelledObjects) -> Sequence[Any]:
+    """Return the outline of every object, in COCO's terms. Raises DatasetError (`dataset.label`) where one has none."""
+    if len(truth.outlines) != len(truth) or None in truth.outlines:
+        found, remedy = "a labelled object without an outline", "label outlines, or evaluate the boxes by task detect"
+        raise DatasetError("dataset.label", found, "the outline of every object", remedy)
+    return truth.outlines

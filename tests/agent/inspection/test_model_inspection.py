@@ -18,8 +18,10 @@ from model_families import (
     CLASSIFIERS,
     DETECTORS,
     IMAGE,
+    KEYPOINTS,
     OTHERS,
     SEGMENTERS,
+    ULTRALYTICS,
     Family,
     classifier,
     family,
@@ -28,7 +30,9 @@ from model_families import (
     squeezed_softmax,
     ssd,
     ssd_offsets,
+    yolo26_seg,
     yolov8,
+    yolov8_seg,
     yolox,
 )
 from onnx import ModelProto, TensorProto, helper
@@ -95,6 +99,30 @@ def test_a_map_of_classes_is_known_and_decoded(make: Family, tmp_path: Path) -> 
     tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
     answer = open_task(spec).open_decoder(IMAGE[2:], tensors)(outputs)
     assert isinstance(answer, LabelMap)
+
+
+@pytest.mark.parametrize("make", ULTRALYTICS)
+def test_what_ultralytics_exports_is_known_by_its_metadata(make: Family, tmp_path: Path) -> None:
+    """Its name for instance segmentation is segment; each is fed as its detectors are."""
+    theirs, task, decoder = ULTRALYTICS[make]
+    model = family(make)
+    names, shape = "{0: 'car', 1: 'bus', 2: 'van'}", f"[{KEYPOINTS}, 3]"
+    about = {"task": theirs, "author": "Ultralytics", "names": names, "kpt_shape": shape}
+    helper.set_model_props(model, about)
+    spec = written(saved(tmp_path, model), tmp_path)
+    assert (spec.task, spec.decoder, spec.labels) == (task, decoder, ("car", "bus", "van"))
+    assert spec.keypoint_count == (KEYPOINTS if task == "pose" else 0)
+    assert spec.input == InputSpec(color="rgb", resize="letterbox", anchor="center", scale=1 / 255)
+    assert [head.task for head in fitting_heads(read_facts(spec.path))] == [task]
+    outputs = run(model, np.ones(IMAGE, np.float32))
+    tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
+    open_task(spec).open_decoder(IMAGE[2:], tensors)(outputs)
+
+
+@pytest.mark.parametrize("make", [yolov8_seg, yolo26_seg])
+def test_prototypes_beside_a_table_are_masks_without_metadata(make: Family, tmp_path: Path) -> None:
+    spec = written(saved(tmp_path, family(make)), tmp_path)
+    assert (spec.task, spec.decoder) == ("instance", ULTRALYTICS[make][2])
 
 
 @pytest.mark.parametrize("make", DETECTORS)

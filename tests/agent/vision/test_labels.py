@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from agent.vision.boxes import LabelledBoxes
 from agent.vision.labels import LabelError, LabelKind, parse_class
 from agent.vision.tasks.classify import Classify
-from agent.vision.tasks.detect import Detect
+from agent.vision.tasks.detect import FrameBoxes
 
 LABELS = ("cat", "dog")
+BOXES_OF_FRAME = FrameBoxes()
 WIDTH, HEIGHT = 64, 48
 NUMBERS = st.one_of(st.integers(-9, 99), st.floats(), st.sampled_from([10**400, -(2**63), True, None, "1"]))
 BOXES = st.fixed_dictionaries(
@@ -28,7 +29,7 @@ DOCUMENTS = st.lists(BOXES | NUMBERS, max_size=3) | NUMBERS | st.dictionaries(st
 
 
 @settings(max_examples=1000, deadline=None)
-@given(st.sampled_from([Classify.labels, Detect.labels]), DOCUMENTS)
+@given(st.sampled_from([Classify.labels, BOXES_OF_FRAME]), DOCUMENTS)
 def test_a_label_is_of_the_frame_and_the_model_or_is_refused(kind: LabelKind[Any, Any], document: Any) -> None:
     try:
         truth = kind.read(document, LABELS, (HEIGHT, WIDTH))
@@ -37,7 +38,7 @@ def test_a_label_is_of_the_frame_and_the_model_or_is_refused(kind: LabelKind[Any
     assert json.dumps(kind.document(truth), allow_nan=False)
     assert kind.is_same(truth, truth)
     if isinstance(truth, LabelledBoxes):
-        assert kind is Detect.labels
+        assert kind is BOXES_OF_FRAME
         assert set(truth.classes.tolist()) <= {0, 1}
         for x1, y1, x2, y2 in truth.boxes.tolist():
             assert 0.0 <= x1 < x2 <= WIDTH
@@ -55,13 +56,13 @@ def test_a_label_is_of_the_frame_and_the_model_or_is_refused(kind: LabelKind[Any
     ],
 )
 def test_corners_come_in_any_order_and_boxes_are_cut_at_the_edges(box: list[float], kept: list[float]) -> None:
-    truth = Detect.labels.read([{"class": 0, "box": box}], LABELS, (HEIGHT, WIDTH))
-    assert Detect.labels.document(truth) == [{"class": 0, "box": pytest.approx(kept)}]
+    truth = BOXES_OF_FRAME.read([{"class": 0, "box": box}], LABELS, (HEIGHT, WIDTH))
+    assert BOXES_OF_FRAME.document(truth) == [{"class": 0, "box": pytest.approx(kept)}]
 
 
 def test_a_box_that_the_store_would_round_to_nothing_is_refused() -> None:
     with pytest.raises(LabelError, match="box 10 20"):
-        Detect.labels.read([{"class": 0, "box": [10, 20, 10.001, 40]}], LABELS, (HEIGHT, WIDTH))
+        BOXES_OF_FRAME.read([{"class": 0, "box": [10, 20, 10.001, 40]}], LABELS, (HEIGHT, WIDTH))
 
 
 def test_the_first_of_equal_names_is_meant_and_blanks_do_not_count() -> None:
@@ -72,13 +73,13 @@ def test_the_first_of_equal_names_is_meant_and_blanks_do_not_count() -> None:
 
 
 def test_a_label_of_a_frame_whose_size_is_not_known_is_as_it_was_given() -> None:
-    truth = Detect.labels.read(
+    truth = BOXES_OF_FRAME.read(
         [{"class": "dog", "box": [-5, 2, 999.5, 4]}, {"class": 1.0, "box": [1, 2, 3, 4]}], LABELS
     )
     assert truth.classes.tolist() == [1, 1]
     assert truth.boxes.tolist()[0] == [-5.0, 2.0, 999.5, 4.0]
     with pytest.raises(LabelError, match=r"labels\.box"):
-        Detect.labels.read([{"class": 0, "box": [0, 0, "1", 1]}], LABELS)
+        BOXES_OF_FRAME.read([{"class": 0, "box": [0, 0, "1", 1]}], LABELS)
 
 
 def test_a_class_is_its_name_before_it_is_a_number() -> None:

@@ -1,0 +1,300 @@
+"""Masks, key points and oriented boxes are decoded from every export, and harm to them costs in proportion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import shape_outputs
+from shape_outputs import SIZE, Object
+
+from agent.common.errors import ConfigError, DatasetError
+from agent.vision.policy import Policy
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import ModelSpec
+from agent.vision.tasks.instance import Instances
+from agent.vision.tasks.obb import OrientedBoxes, common_areas, corner_ious, turned
+from agent.vision.tasks.opening import open_task
+from agent.vision.tasks.pose import Poses
+from engines.interface import TensorSpec
+
+LABELS = ("car", "bus", "van")
+CELLS = (16, 24)
+GEOMETRY = Geometry(192, 100, 0.5, 0.5, 0, 7)  # a frame of 192 x 100 in rows 7 to 57
+
+
+def spec(task: str, decoder: str = "yolov8", **changes: Any) -> ModelSpec:
+    return ModelSpec.model_validate({"path": "m.onnx", "task": task, "decoder": decoder, "labels": LABELS, **changes})
+
+
+def decoded(model: ModelSpec, outputs: dict[str, np.ndarray]) -> Any:
+    tensors = [TensorSpec(name, each.dtype, each.shape) for name, each in outputs.items()]
+    return open_task(model).open_decoder(SIZE, tensors)(outputs)
+
+
+def disc(x: int, y: int, radius: int) -> np.ndarray:
+    """Return a round mask, at stride 4."""
+    rows, columns = np.mgrid[: CELLS[0], : CELLS[1]]
+    return np.asarray((rows - y) ** 2 + (columns - x) ** 2 <= radius**2)
+
+
+DISCS = [disc(5, 5, 4), disc(16, 8, 5)]
+SEEN = [Object((22, 22, 40, 40), 0, 0.9, [1, 0]), Object((66, 34, 48, 48), 2, 0.8, [0, 1])]
+
+
+def instances(decoder: str = "yolov8", masks: Any = DISCS, objects: Any = SEEN) -> Instances:
+    table = shape_outputs.outputs(decoder, objects, len(masks))
+    found = decoded(spec("instance", decoder), {**table, **shape_outputs.prototypes(masks)})
+    assert isinstance(found, Instances)
+    return found
+
+
+def points(x: float, y: float, side: float, count: int = 5) -> np.ndarray:
+    """Return key points on a circle, all of them seen."""
+    turns = np.arange(count) * (2 * np.pi / count)
+    return np.stack((x + side / 2 * np.cos(turns), y + side / 2 * np.sin(turns), np.full(count, 0.9)), axis=1)
+
+
+PEOPLE = [points(22, 22, 30), points(66, 34, 40)]
+
+
+def poses(decoder: str = "yolov8", people: Any = PEOPLE, values: int = 3) -> Poses:
+    objects = [
+        Object(each.box, each.class_id, each.score, person[:, :values].ravel().tolist())
+        for each, person in zip(SEEN, people, strict=True)
+    ]
+    model = spec("pose", decoder, keypoints=5)
+    found = decoded(model, shape_outputs.outputs(decoder, objects, 5 * values))
+    assert isinstance(found, Poses)
+    return found
+
+
+def oriented(decoder: str = "yolov8", angles: Any = (0.3, -1.2), objects: Any = SEEN, **changes: Any) -> OrientedBoxes:
+    turned_by = [
+        Object((*each.box[:2], each.box[2], each.box[3] / 2), each.class_id, each.score, [angle])
+        for each, angle in zip(objects, angles, strict=True)
+    ]
+    table = shape_outputs.outputs(decoder, turned_by, 1, has_centres=True)
+    found = decoded(spec("obb", decoder, **changes), table)
+    assert isinstance(found, OrientedBoxes)
+    return found
+
+
+@pytest.mark.parametrize("decoder", ["yolov5", "yolov8", "end2end"])
+def test_masks_of_every_export_are_the_objects(decoder: str) -> None:
+    found = instances(decoder)
+    assert found.classes.tolist() == [0, 2]
+    for index, mask in enumerate(DISCS):
+        np.testing.assert_array_equal(found.mask(index), mask)
+
+
+@pytest.mark.parametrize("decoder", ["yolov8", "end2end"])
+@pytest.mark.parametrize("values", [2, 3])
+def test_key_points_of_every_export_are_the_objects(decoder: str, values: int) -> None:
+    found = poses(decoder, values=values)
+    np.testing.assert_allclose(found.points[..., :2], np.stack(PEOPLE)[..., :2], atol=1e-4)
+    assert found.seen.all()
+
+
+@pytest.mark.parametrize("decoder", ["yolov8", "end2end"])
+def test_oriented_boxes_of_every_export_are_the_objects(decoder: str) -> None:
+    found = oriented(decoder)
+    for each, angle, corners in zip(SEEN, (0.3, -1.2), found.corners, strict=True):
+        expected = cv2.boxPoints((each.box[:2], (each.box[2], each.box[3] / 2), np.degrees(angle)))
+        assert corner_ious(corners[np.newaxis], np.asarray(expected, np.float32)[np.newaxis])[0, 0] == pytest.approx(
+            1.0, abs=1e-3
+        )
+
+
+def test_heatmaps_and_landmarks_are_the_points_of_one_object() -> None:
+    person = points(48, 32, 40)
+    maps = np.zeros((1, 5, *CELLS), np.float32)
+    for number, (x, y, _) in enumerate(person):
+        maps[0, number, int(y / 4), int(x / 4)] = 4.0
+    for output in (maps, np.ascontiguousarray(maps.transpose(0, 2, 3, 1))):
+        found = decoded(spec("pose", "heatmaps", keypoints=5), {"maps": output})
+        assert np.abs(found.points[0, :, :2] - person[:, :2]).max() <= 2.0
+        assert (found.is_one, found.fidelity(found)) == (True, 1.0)
+    rows = np.hstack((person[:, :2], np.zeros((5, 1)), np.full((5, 1), 3.0), np.zeros((5, 1)))).astype(np.float32)
+    rows[4, 3] = -3.0
+    world = np.zeros((1, 15), np.float32)
+    found = decoded(spec("pose", "landmarks", keypoints=5), {"points": rows.reshape(1, -1), "world": world})
+    np.testing.assert_allclose(found.points[0, :, :2], person[:, :2], atol=1e-4)
+    assert found.seen[0].tolist() == [True] * 4 + [False]
+
+
+def test_a_far_point_of_one_object_costs_its_share() -> None:
+    rows = np.hstack((points(48, 32, 40)[:, :2], np.zeros((5, 1)))).astype(np.float32)
+    model, losses = spec("pose", "landmarks", keypoints=5), []
+    reference = decoded(model, {"points": rows.reshape(1, -1)})
+    for shift in (1.0, 4.0, 400.0):
+        moved = rows.copy()
+        moved[2, 0] += shift
+        losses.append(1.0 - decoded(model, {"points": moved.reshape(1, -1)}).fidelity(reference))
+    assert losses == pytest.approx([0.0, 0.2, 0.2])
+
+
+def damaged(task: str) -> list[Any]:
+    """Return the reference's answer and four with more and more harm that the boxes do not show."""
+    if task == "instance":
+        cut = [DISCS[1] & (np.arange(24) >= start) for start in (0, 12, 13, 15, 17)]
+        return [instances(masks=[DISCS[0], each]) for each in cut]
+    if task == "pose":
+        moved = [[PEOPLE[0], PEOPLE[1] + np.array([[far, 0.0, 0.0]] + [[0.0] * 3] * 4)] for far in (0, 1, 2, 4, 40)]
+        return [poses(people=each) for each in moved]
+    return [oriented(angles=(0.3, -1.2 + turn)) for turn in (0.0, 0.05, 0.1, 0.3, 1.5)]
+
+
+@pytest.mark.parametrize("task", ["instance", "pose", "obb"])
+def test_harm_that_boxes_hide_costs_in_proportion(task: str) -> None:
+    reference, *others = damaged(task)
+    fidelities = [each.fidelity(reference) for each in (reference, *others)]
+    assert fidelities == sorted(fidelities, reverse=True)
+    assert len(set(fidelities)) == 5
+    assert fidelities[0] == 1.0
+    assert fidelities[-1] < 0.92
+    missing = reference[:1]
+    assert missing.fidelity(reference) == pytest.approx(2 / 3)
+    assert reference.fidelity(missing) == pytest.approx(2 / 3)
+    assert reference[:0].fidelity(reference) == 0.0
+    assert reference[:0].fidelity(reference[:0]) == 1.0
+
+
+def test_a_point_that_one_of_two_sees_is_a_miss() -> None:
+    hidden = [PEOPLE[0], PEOPLE[1].copy()]
+    hidden[1][2, 2] = 0.1
+    reference, served = poses(), poses(people=hidden)
+    assert served.fidelity(reference) == pytest.approx(0.9)
+    assert reference.fidelity(served) == pytest.approx(0.9)
+    assert poses(people=hidden).fidelity(served) == 1.0
+
+
+def test_an_angle_and_its_half_turn_are_one_box() -> None:
+    reference = oriented(angles=(np.pi / 2 - 0.01, -np.pi / 4))
+    served = oriented(angles=(-np.pi / 2 + 0.01, 3 * np.pi / 4))
+    assert served.fidelity(reference) > 0.97
+
+
+def test_overlap_of_oriented_boxes_is_that_of_their_areas() -> None:
+    """Boxes with whole sides, whose overlap is plain, turned together and then by next to nothing against each other.
+
+    There OpenCV's intersectConvexConvex loses up to all of the area.
+    """
+    generator = np.random.default_rng(0)
+    ends = np.sort(generator.integers(0, 8, (2, 4000, 2, 2)), axis=2)
+    ends = ends[:, (ends[:, :, 0] < ends[:, :, 1]).all(axis=(0, 2))]
+    sides = np.minimum(*ends[:, :, 1]) - np.maximum(*ends[:, :, 0])
+    expected = sides.clip(0).prod(axis=1)
+    centres, lengths = ends.mean(axis=2), ends[:, :, 1] - ends[:, :, 0]
+    angles = generator.uniform(-np.pi, np.pi, len(expected))
+    for noise in (0.0, 1e-6, 1e-4):
+        cos, sin = np.cos(angles), np.sin(angles)
+        moved = np.stack((centres[..., 0] * cos - centres[..., 1] * sin, centres[..., 0] * sin + centres[..., 1] * cos))
+        turns = angles + noise * generator.normal(size=(2, len(angles)))
+        first, second = (turned(moved[:, at].T, lengths[at], turns[at]) for at in (0, 1))
+        rolled = np.roll(second[:, ::-1], 1, axis=1)  # from another corner, the other way around
+        assert np.abs(common_areas(first, rolled) - expected).max() < 1e-9 + 20 * noise
+
+
+def test_oriented_boxes_are_suppressed_by_their_own_overlap() -> None:
+    """The boxes around two narrow ones that cross are the same, but the two overlap by little."""
+    twice = [Object((48, 32, 50, 16), 0, 0.9), Object((48, 32, 50, 16), 0, 0.8), Object((48, 32, 50, 16), 1, 0.7)]
+    crossing = oriented(objects=twice, angles=(0.785, -0.785, 0.785))
+    assert crossing.scores.tolist() == pytest.approx([0.9, 0.8, 0.7])
+    same = oriented(objects=twice, angles=(0.785, 0.785, 0.785))
+    assert same.scores.tolist() == pytest.approx([0.9, 0.7])
+    agnostic = oriented(objects=twice, angles=(0.785, 0.785, 0.785), nms="agnostic")
+    assert agnostic.scores.tolist() == pytest.approx([0.9])
+
+
+@pytest.mark.parametrize("answer", [instances(), poses(), oriented()], ids=["instance", "pose", "obb"])
+def test_answers_come_to_the_frame_and_into_a_picture(answer: Any) -> None:
+    found = answer.in_frame(GEOMETRY)
+    document = found.as_dict(spec("detect"))["detections"][1]
+    if isinstance(found, Instances):
+        assert document["mask"]["size"] == [12, 24]
+        assert sum(document["mask"]["counts"]) == 12 * 24
+        assert found.mask(1).any()
+    elif isinstance(found, Poses):
+        np.testing.assert_allclose(found.points[1, :, :2], (PEOPLE[1][:, :2] - (0, 7)) * 2, atol=1e-3)
+        assert document["keypoints"][0] == pytest.approx([172.0, 54.0, 0.9], abs=1e-2)
+    else:
+        np.testing.assert_allclose(found.corners, (answer.corners - (0, 7)) * 2, atol=1e-3)
+        assert np.array(document["corners"]).shape == (4, 2)
+    image = np.full((100, 192, 3), 99, np.uint8)
+    assert (answer.drawn_into(image, GEOMETRY, spec("detect")) != 99).any()
+    shown = answer.shown(Policy(classes=frozenset((2,))), "street", GEOMETRY)
+    assert (shown.classes.tolist(), answer.left_out(shown)) == ([2], 1)
+    assert shown.fidelity(shown) == 1.0
+
+
+@pytest.mark.parametrize("task", ["instance", "pose", "obb"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+def test_outputs_of_a_broken_engine_give_a_sound_answer(task: str, value: float) -> None:
+    keys: dict[str, Any] = {"keypoints": 5} if task == "pose" else {}
+    table = shape_outputs.outputs("yolov8", [], {"instance": 2, "pose": 15, "obb": 1}[task])
+    outputs = {**table, **(shape_outputs.prototypes(DISCS) if task == "instance" else {})}
+    empty = decoded(spec(task, **keys), outputs)
+    assert empty.is_empty
+    for share in (0.3, 1.0):
+        for output in outputs.values():
+            output.ravel()[: int(output.size * share)] = value
+        found = decoded(spec(task, **keys), outputs)
+        assert 0.0 <= found.fidelity(empty) <= 1.0
+        found.drawn_into(np.zeros((100, 192, 3), np.uint8), GEOMETRY, spec("detect"))
+
+
+def test_outputs_that_do_not_fit_are_refused() -> None:
+    table = shape_outputs.outputs("yolov8", SEEN, 2)
+    with pytest.raises(ConfigError, match=r"decoder\.shape: .*mask prototypes"):
+        decoded(spec("instance"), table)
+    with pytest.raises(ConfigError, match=r"decoder\.shape: .*17 or 22"):
+        decoded(spec("pose", keypoints=5), table)
+    with pytest.raises(ConfigError, match=r"decoder\.shape: .*5 heatmaps"):
+        decoded(spec("pose", "heatmaps", keypoints=5), table)
+
+
+def labelled(folder: Path, rows: list[str]) -> Path:
+    (folder / "images").mkdir()
+    (folder / "labels").mkdir()
+    for number in range(2):
+        cv2.imwrite(str(folder / f"images/{number}.png"), np.zeros((*SIZE, 3), np.uint8))
+        (folder / f"labels/{number}.txt").write_text("\n".join(rows))
+    return folder
+
+
+def fractions(places: Any) -> str:
+    return " ".join(f"{x / SIZE[1]:.6f} {y / SIZE[0]:.6f}" for x, y in places)
+
+
+def rows_of(task: str) -> list[str]:
+    if task == "instance":
+        masks = [cv2.resize(each.astype(np.float32), SIZE[::-1]) > 0.5 for each in DISCS]
+        outlines = [cv2.findContours(each.astype(np.uint8), 0, cv2.CHAIN_APPROX_NONE)[0][0][:, 0] for each in masks]
+        return [f"{kind} {fractions(each + 0.5)}" for kind, each in zip((0, 2), outlines, strict=True)]
+    if task == "obb":
+        return [f"{kind} {fractions(each)}" for kind, each in zip((0, 2), oriented().corners, strict=True)]
+    boxes = [fractions((each.box[:2], each.box[2:])) for each in SEEN]
+    people = [" ".join(f"{fractions([point[:2]])} 2" for point in each) for each in PEOPLE]
+    return [f"{kind} {box} {person}" for kind, box, person in zip((0, 2), boxes, people, strict=True)]
+
+
+@pytest.mark.parametrize(("task", "answer"), [("instance", instances()), ("pose", poses()), ("obb", oriented())])
+def test_right_answers_score_one_and_wrong_shapes_less(task: str, answer: Any, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"keypoints": 5} if task == "pose" else {}
+    opened = open_task(spec(task, **keys))
+    images = opened.labelled_images(labelled(tmp_path, rows_of(task)))
+    truths = [truth for _, truth in images]
+    right = opened.evaluation([(answer, truth) for truth in truths])
+    worst = damaged(task)[-1]
+    wrong = opened.evaluation([(answer, truths[0]), (worst, truths[1])])
+    assert (right.task, right.images) == (task, 2)
+    assert right.scores["map50"] == pytest.approx(1.0)
+    assert wrong.scores["map"] < right.scores["map"] - 0.05
+    assert right.scores["map"] > (0.7 if task == "instance" else 0.99)  # masks of 24 x 16 cells
+    (tmp_path / "labels/0.txt").write_text("0 0.5 0.5 0.2")
+    with pytest.raises(DatasetError, match=r"dataset\.label"):
+        list(opened.labelled_images(tmp_path))
