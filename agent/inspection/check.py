@@ -109,7 +109,9 @@ class Check:
     def verdict(self) -> str:
         """One sentence for people."""
         if not self.is_compared:
-            return f"task {self.written.task} does not say how sure it is, so nothing is compared: look at the pictures"
+            return (
+                f"a {self.written.task} model does not say how sure it is, so nothing is compared: look at its pictures"
+            )
         if self.surest is not self.rows[0]:
             figures = f"{self.surest.sureness.mean:.2f} against {self.rows[0].sureness.mean:.2f}"
             found = f"with {self.surest.alternative.name} the model is surer ({figures}): try it"

@@ -19,7 +19,7 @@ from agent.camera.images import ImageFiles
 from agent.common.errors import AgentError
 from agent.labelling.store import DrawnFrame, LabelStore
 from agent.vision.boxes import LabelledBoxes
-from agent.vision.datasets.coco import Instances, read_instances
+from agent.vision.datasets.coco import CocoObjects, read_instances
 from agent.vision.labels import LabelKind, Truth, class_name, parse_class
 from engines.store.files import staging
 
@@ -124,7 +124,7 @@ def _read_coco(
 
 
 def _boxes(
-    instances: Instances, at: int, class_of: Mapping[int, int], frame: DrawnFrame, kind: LabelKind[Any, Any]
+    instances: CocoObjects, at: int, class_of: Mapping[int, int], frame: DrawnFrame, kind: LabelKind[Any, Any]
 ) -> Truth:
     image, rows = instances.images[at], instances.rows[at]
     if (image.width, image.height) != (frame.width, frame.height):

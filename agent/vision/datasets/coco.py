@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
-from agent.vision.datasets.outlines import checked_outline
 from engines.store.files import read_text
 
 _MOST_BYTES = 64 << 20  # COCO's own validation set has 20 MB
@@ -45,8 +44,8 @@ class _Annotation(_Part):
     bbox: Annotated[list[float], Field(min_length=4, max_length=4)]
     area: Annotated[float, Field(ge=0.0)] | None = None
     iscrowd: Literal[0, 1] = 0
-    segmentation: Any = None
-    keypoints: list[float] | None = None
+    segmentation: Any = None  # these two are checked by whoever reads them
+    keypoints: Any = None
 
 
 class _Category(_Part):
@@ -63,7 +62,7 @@ class _Document(_Part):
 
 
 @dataclass(frozen=True, eq=False)
-class Instances:
+class CocoObjects:
     """Hold the n objects of a COCO document.
 
     Args:
@@ -75,8 +74,8 @@ class Instances:
         classes: int64 (n,), indices of class_names.
         areas: float64 (n,), of the object's outline in px, or of its box.
         crowds: bool (n,).
-        outlines: of each object, polygons or an encoding as `checked_outline` returns them; None where it has none.
-        keypoints: of each object, x, y and 0 where it is not labelled of each key point; None where it has none.
+        outlines: `segmentation` of each object as it is in the document; None where it has none.
+        keypoints: `keypoints` of each object, likewise.
     """
 
     where: str
@@ -88,13 +87,7 @@ class Instances:
     areas: NDArray[np.float64]
     crowds: NDArray[np.bool_]
     outlines: Sequence[Any]
-    keypoints: Sequence[Sequence[float] | None]
-
-    def points(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the key points of these objects, (rows, k, 3); an object without any has them all unlabelled."""
-        count = max((len(self.keypoints[row] or ()) for row in rows), default=0)
-        points = [self.keypoints[row] or [0.0] * count for row in rows]
-        return np.array(points, np.float32).reshape(len(rows), count // 3, 3)
+    keypoints: Sequence[Any]
 
 
 def image_root(path: Path) -> Path:
@@ -104,7 +97,7 @@ def image_root(path: Path) -> Path:
     return path.absolute().parent.parent if path.absolute().parent.name == "annotations" else path.absolute().parent
 
 
-def find_instances(files: ImageFiles, path: Path) -> Instances | None:
+def find_instances(files: ImageFiles, path: Path) -> CocoObjects | None:
     """Return the instances among the files of a data set; None if no JSON there holds any.
 
     A file named `instances*.json` goes before others in the top folder, in `annotations/` or beside images.
@@ -131,7 +124,7 @@ def find_instances(files: ImageFiles, path: Path) -> Instances | None:
     return documents[0] if documents else None
 
 
-def read_instances(path: Path) -> Instances:
+def read_instances(path: Path) -> CocoObjects:
     """Return the instances of a JSON whose images need not be there: their files are as the JSON names them.
 
     Raises DatasetError (`dataset.coco`).
@@ -146,7 +139,7 @@ def read_instances(path: Path) -> Instances:
     return _assembled(document, str(path), lambda file_name: file_name)
 
 
-def _read(files: ImageFiles, name: str, *, is_certain: bool) -> Instances | None:
+def _read(files: ImageFiles, name: str, *, is_certain: bool) -> CocoObjects | None:
     """Return the instances in a JSON; None if it is something else. is_certain: then that is an error."""
     where = f"{name} in {files.path}"
     document = _parse(files.read_text(name, _MOST_BYTES), where, is_certain)
@@ -168,7 +161,7 @@ def _malformed(found: str, expected: str = "COCO's instances: images, annotation
     return DatasetError("dataset.coco", found, expected, "correct the JSON, or export the labels again")
 
 
-def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> Instances:
+def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> CocoObjects:
     """Check a document against itself, and turn it into arrays.
 
     Args:
@@ -191,8 +184,6 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
     class_of = {category.id: number for number, category in enumerate(categories)}
     place_of = {image.id: number for number, image in enumerate(document.images)}
     rows: list[list[int]] = [[] for _ in document.images]
-    outlines: list[Any] = []
-    _check_keypoints(document, where)
     for number, each in enumerate(annotations):
         identity = number if each.id is None else each.id
         if each.image_id not in place_of or each.category_id not in class_of:
@@ -200,11 +191,10 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
             wrong = each.image_id if missing == "image" else each.category_id
             raise _malformed(f"annotation {identity} of {missing} {wrong}, which {where} does not list")
         _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
-        outlines.append(_outline(each, document.images[place_of[each.image_id]], identity, where))
         rows[place_of[each.image_id]].append(number)
     boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
     areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]
-    return Instances(
+    return CocoObjects(
         where=where,
         class_names=[category.name for category in categories],
         images=[image.model_copy(update={"file_name": find(image.file_name)}) for image in document.images],
@@ -213,25 +203,9 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
         classes=np.array([class_of[each.category_id] for each in annotations], np.int64),
         areas=np.array(areas, np.float64),
         crowds=np.array([each.iscrowd for each in annotations], np.bool_),
-        outlines=outlines,
-        keypoints=[each.keypoints or None for each in annotations],
+        outlines=[each.segmentation for each in annotations],
+        keypoints=[each.keypoints for each in annotations],
     )
-
-
-def _check_keypoints(document: _Document, where: str) -> None:
-    """Refuse a document whose objects have different numbers of key points, or no triples."""
-    counts = sorted({len(each.keypoints) for each in document.annotations if each.keypoints})
-    if len(counts) > 1 or any(count % 3 for count in counts):
-        raise _malformed(f"{', '.join(map(str, counts))} numbers of key points in {where}", "x, y, v of each, as many")
-
-
-def _outline(annotation: _Annotation, image: ListedImage, identity: int, where: str) -> Any:
-    if not annotation.segmentation:
-        return None
-    try:
-        return checked_outline(annotation.segmentation, image.height, image.width)
-    except ValueError as error:
-        raise _malformed(f"the outline of annotation {identity} in {where}", str(error)) from None
 
 
 def _check_box(box: Sequence[float], image: ListedImage, identity: int, where: str) -> None:

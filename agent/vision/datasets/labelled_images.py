@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -16,18 +16,14 @@ from numpy.typing import NDArray
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
-from agent.vision.boxes import FloatArray, LabelledBoxes, Size
-from agent.vision.datasets.coco import Instances, find_instances, image_root
+from agent.vision.boxes import LabelledBoxes, Size
+from agent.vision.datasets.coco import CocoObjects, find_instances, image_root
 from agent.vision.datasets.object_rows import BOX_ROW, ObjectRow, RowForm
 
 Image = NDArray[np.uint8]
 
 _LISTED = 8  # labels in a message
 _SHOWN = 200  # characters of a line
-
-
-def _no_points() -> FloatArray:
-    return np.empty((0, 0, 3), np.float32)
 
 
 class LabelledImages(Protocol):
@@ -46,15 +42,15 @@ class LabelledObjects(LabelledBoxes):
         areas: float64 (n,), in px.
         crowds: bool (n,): regions that are not counted.
         size: (height, width) of the image.
-        outlines: of each object in COCO's terms, polygons or a run-length encoding; None where it has none.
-        points: float32 (n, k, 3), x y in pixels and 0 where a key point is not labelled; k is 0 where none are.
+        outlines: of each object COCO's `segmentation`, unchecked; None where it has none.
+        keypoints: of each object COCO's `keypoints`, likewise: x, y, and 0 where one is not labelled, of each.
     """
 
     areas: NDArray[np.float64]
     crowds: NDArray[np.bool_]
     size: Size = (0, 0)
     outlines: Sequence[Any] = ()
-    points: FloatArray = field(default_factory=_no_points)
+    keypoints: Sequence[Any] = ()
 
 
 class ClassifiedImages:
@@ -160,7 +156,6 @@ class YoloImages:
         counted = [row for row in rows if row is not None]
         corners = np.array([each.box for _, each in counted]).reshape(-1, 4)
         places = [each.places * (width, height, 1.0) for _, each in counted]
-        has_points = len({len(each) for each in places}) == 1
         return LabelledObjects(
             boxes=(corners * ((width, height) * 2)).astype(np.float32),
             classes=np.array([class_id for class_id, _ in counted], np.int64),
@@ -168,7 +163,7 @@ class YoloImages:
             crowds=np.zeros(len(counted), np.bool_),
             size=(height, width),
             outlines=[[each[:, :2].ravel().tolist()] if len(each) else None for each in places],
-            points=np.array(places, np.float32) if has_points else _no_points(),
+            keypoints=[each.ravel().tolist() if len(each) else None for each in places],
         )
 
     def _parse(self, where: str, line: str) -> tuple[int, ObjectRow] | None:
@@ -218,7 +213,7 @@ class CocoImages:
     """
 
     def __init__(
-        self, files: ImageFiles, instances: Instances, labels: Sequence[str] = (), only: Sequence[str] = ()
+        self, files: ImageFiles, instances: CocoObjects, labels: Sequence[str] = (), only: Sequence[str] = ()
     ) -> None:
         self._files, self._instances = files, instances
         used = set(instances.classes.tolist())
@@ -253,7 +248,7 @@ class CocoImages:
                     crowds=instances.crowds[counted],
                     size=(height, width),
                     outlines=[instances.outlines[number] for number in counted],
-                    points=instances.points(counted),
+                    keypoints=[instances.keypoints[number] for number in counted],
                 ),
             )
 

@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.common.errors import DatasetError
 from agent.vision.boxes import FloatArray, LabelledBoxes, Size, iou_matrix
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
 from agent.vision.detections import Detections
@@ -23,7 +22,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect
 from agent.vision.tasks.maps import class_axis
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes
+from agent.vision.tasks.shapes import Shapes, points_of
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
@@ -211,12 +210,9 @@ class Pose(Detect):
         precision = AveragePrecision(self.spec.task, "keypoints", self.sigmas)
         count = self.spec.keypoint_count
         for answer, truth in answered:
-            if len(truth) and truth.points.shape[1] != count:
-                found = f"objects with {truth.points.shape[1]} key points"
-                raise DatasetError("dataset.label", found, f"{count}, as the model has", "correct the labels")
             true_points = [
                 {"keypoints": each.ravel().tolist(), "num_keypoints": int((each[:, 2] > 0.0).sum())}
-                for each in truth.points
+                for each in points_of(truth, count)
             ]
             shapes = [{"keypoints": each.ravel().tolist()} for each in answer.points]
             precision.add(answer, truth, shapes, true_points)

@@ -15,6 +15,8 @@ from agent.vision.detections import Detections, matched_overlaps
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
 
+_SHOWN = 80  # characters
+_FAR_PX = 1e9
 _PAIRS = 1024  # at a time; a mask of 160 x 160 takes 3 KB
 
 
@@ -58,8 +60,35 @@ def shape_ious(
 
 
 def outlines_of(truth: LabelledObjects) -> Sequence[Any]:
-    """Return the outline of every object, in COCO's terms. Raises DatasetError (`dataset.label`) where one has none."""
-    if len(truth.outlines) != len(truth) or None in truth.outlines:
-        found, remedy = "a labelled object without an outline", "label outlines, or evaluate the boxes by task detect"
-        raise DatasetError("dataset.label", found, "the outline of every object", remedy)
-    return truth.outlines
+    """Return the outline of every object, as pycocotools takes it. Raises DatasetError (`dataset.label`)."""
+    from agent.vision.datasets.outlines import checked_outline
+
+    try:
+        return [checked_outline(each, *truth.size) for each in truth.outlines]
+    except ValueError as error:
+        found = "a labelled object without an outline, or with one that is none"
+        remedy = "correct the label, or evaluate the boxes by task detect"
+        raise DatasetError("dataset.label", found, str(error), remedy) from None
+
+
+def points_of(truth: LabelledObjects, count: int) -> FloatArray:
+    """Return the key points of every object, (n, count, 3); an object without any has none labelled.
+
+    Raises DatasetError (`dataset.label`) for another number of them, or what is no number.
+    """
+    points = np.zeros((len(truth), count, 3), np.float32)
+    for row, given in zip(points, truth.keypoints, strict=True):
+        if not given:
+            continue
+        if not are_numbers(given) or len(given) != 3 * count:
+            found = f"key points {str(given)[:_SHOWN]}"
+            raise DatasetError("dataset.label", found, f"{count} times x, y, v, as the model has", "correct the label")
+        row[:] = np.array(given, np.float32).reshape(count, 3)
+    return points
+
+
+def are_numbers(values: Any) -> bool:
+    """Return whether this is a list of numbers of a sane size; NaN is not at most anything."""
+    if not isinstance(values, list):
+        return False
+    return all(isinstance(each, int | float) and abs(each) <= _FAR_PX for each in values)

@@ -79,7 +79,10 @@ def test_a_task_of_a_package_is_served_calibrated_built_and_compared(bench: Benc
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("water", "one of classify, detect, segment, depth, raw, broken-level, twice, water-level"),
+        (
+            "water",
+            "one of classify, detect, instance, pose, obb, segment, depth, raw, broken-level, twice, water-level",
+        ),
         ("broken-level", "rivers:Absent: AttributeError"),
         ("twice", "one package for it; rivers:WaterLevel, seas:WaterLevel have it"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +299,29 @@ def test_right_answers_score_one_and_wrong_shapes_less(task: str, answer: Any, t
     (tmp_path / "labels/0.txt").write_text("0 0.5 0.5 0.2")
     with pytest.raises(DatasetError, match=r"dataset\.label"):
         list(opened.labelled_images(tmp_path))
+
+
+@pytest.mark.parametrize("task", ["instance", "pose", "obb"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"segmentation": [[1, 2, 3]], "keypoints": [1, 2]},
+        {"segmentation": {"size": [64, 96], "counts": [1 << 40]}, "keypoints": [1e300] * 15},
+        {"segmentation": {"size": [64, 96], "counts": "~~~"}, "keypoints": {"a": 1}},
+    ],
+)
+def test_coco_shapes_that_are_none_are_refused_and_boxes_still_count(task: str, harm: Any, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((*SIZE, 3), np.uint8))
+    document = {
+        "images": [{"id": 1, "file_name": "a.png", "width": SIZE[1], "height": SIZE[0]}],
+        "categories": [{"id": 1, "name": "car"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [2, 2, 40, 40], **harm}],
+    }
+    (tmp_path / "instances.json").write_text(json.dumps(document))
+    keys: dict[str, Any] = {"keypoints": 5} if task == "pose" else {}
+    opened = open_task(spec(task, **keys))
+    answer = {"instance": instances, "pose": poses, "obb": oriented}[task]()
+    with pytest.raises(DatasetError, match=r"dataset\.label"):
+        opened.evaluation((answer, truth) for _, truth in opened.labelled_images(tmp_path))
+    ((_, boxes),) = open_task(spec("detect")).labelled_images(tmp_path)
+    assert len(boxes) == 1
