@@ -50,8 +50,12 @@ class Detections(LabelledBoxes, Answer):
         arrays = {name: each[selection] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
         return replace(self, **arrays)
 
-    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
-        """Return how far each detection is where each object of the truth is, in [0, 1]: (n, m), the boxes' IoU."""
+    def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """Return how far each detection is where each object of the truth is, in [0, 1]: (n, m), the boxes' IoU.
+
+        wanted: bool (n, m), the pairs that are asked for; the others may be 0. None: all.
+        """
+        del wanted
         return iou_matrix(self.boxes, truth.boxes)
 
     @property
@@ -194,7 +198,7 @@ def matched_overlaps(
 ) -> NDArray[np.float64]:
     """Return the overlap of each detection with the object that it claims by `match`: (detections,); 0 without one."""
     same_class = detections.classes[:, np.newaxis] == truth.classes[np.newaxis]
-    overlaps = np.where(same_class, detections.overlaps(truth), 0.0)
+    overlaps = np.where(same_class, detections.overlaps(truth, same_class), 0.0)
     matched = np.zeros(len(detections))
     claimed = np.zeros(len(truth), np.bool_)
     by_score = np.argsort(-detections.scores, kind="stable")

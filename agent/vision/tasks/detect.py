@@ -231,9 +231,10 @@ class Detect(ModelTask):
 
 def _errors(detections: Detections, candidates: Detections) -> NDArray[np.float64]:
     """(detections,): the error of each detection's nearest candidate."""
-    distance = np.square(1.0 - detections.overlaps(candidates))
+    same_class = detections.classes[:, np.newaxis] == candidates.classes[np.newaxis]
+    distance = np.square(1.0 - detections.overlaps(candidates, same_class))
     distance += np.square(detections.scores[:, np.newaxis] - candidates.scores[np.newaxis])
-    distance[detections.classes[:, np.newaxis] != candidates.classes[np.newaxis]] = 1.0
+    distance[~same_class] = 1.0
     nearest: NDArray[np.float64] = distance.min(axis=1, initial=1.0)
     return nearest
 

@@ -48,14 +48,14 @@ class Instances(Shapes):
     columns: int
     covered: Size
 
-    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
+    def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the IoU of every mask with every mask of the other answer, which has as many cells."""
         assert isinstance(truth, Instances), "instances are compared with instances"
 
         def common(some: NDArray[np.intp], other: NDArray[np.intp]) -> NDArray[np.float64]:
             return _cells(self.masks[some] & truth.masks[other])
 
-        return shape_ious(self.boxes, truth.boxes, common, (_cells(self.masks), _cells(truth.masks)))
+        return shape_ious(self.boxes, truth.boxes, common, (_cells(self.masks), _cells(truth.masks)), wanted)
 
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return the mask of one object, bool (rows, columns)."""

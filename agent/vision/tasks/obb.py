@@ -52,10 +52,10 @@ class OrientedBoxes(Shapes):
         boxes = np.hstack((corners.min(axis=1), corners.max(axis=1))).reshape(-1, 4)
         return cls(boxes=boxes, classes=classes[sound], scores=scores[sound], corners=corners)
 
-    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
+    def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the IoU of every box with every box of the other answer."""
         assert isinstance(truth, OrientedBoxes), "oriented boxes are compared with oriented boxes"
-        return corner_ious(self.corners, truth.corners)
+        return corner_ious(self.corners, truth.corners, wanted)
 
     def in_frame(self, geometry: Geometry | None) -> OrientedBoxes:
         if geometry is None:
@@ -110,13 +110,14 @@ class Obb(Detect):
         best = keep_best(candidates, MAX_CANDIDATES)
         if self.spec.iou_threshold >= 1.0 or not isinstance(best, OrientedBoxes):
             return best
-        overlaps = best.overlaps(best)
-        if self.spec.suppression != "agnostic":
-            overlaps[best.classes[:, np.newaxis] != best.classes[np.newaxis]] = 0.0
+        is_agnostic = self.spec.suppression == "agnostic"
         kept = np.ones(len(best), np.bool_)
         for index in range(len(best)):
             if kept[index]:
-                kept[index + 1 :] &= overlaps[index, index + 1 :] <= self.spec.iou_threshold
+                rest = index + 1 + kept[index + 1 :].nonzero()[0]
+                rest = rest if is_agnostic else rest[best.classes[rest] == best.classes[index]]
+                ious = corner_ious(best.corners[index : index + 1], best.corners[rest])[0]
+                kept[rest] = ious <= self.spec.iou_threshold
         return best[kept]
 
     def _finished(self, found: Detections, outputs: Outputs, size: Size) -> OrientedBoxes:
@@ -136,7 +137,8 @@ class Obb(Detect):
         from agent.vision.tasks.average_precision import AveragePrecision
 
         def ious(found: Sequence[Mapping[str, Any]], truth: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-            return corner_ious(*(np.array([one["corners"] for one in each], np.float32) for each in (found, truth)))
+            first, second = (np.array([one["corners"] for one in each], np.float32) for each in (found, truth))
+            return corner_ious(first, second)
 
         precision = AveragePrecision(self.spec.task, ious=ious)
         for answer, truth in answered:
@@ -164,14 +166,17 @@ def turned(centres: FloatArray, sides: FloatArray, angles: FloatArray) -> FloatA
     return corners
 
 
-def corner_ious(found: FloatArray, truth: FloatArray) -> NDArray[np.float64]:
-    """Return the IoU of every convex shape (n, 4, 2) with every other one (m, 4, 2), float64 (n, m)."""
+def corner_ious(found: FloatArray, truth: FloatArray, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """Return the IoU of every convex shape (n, 4, 2) with every other one (m, 4, 2), float64 (n, m).
+
+    wanted: bool (n, m), the pairs that are asked for; None: all.
+    """
 
     def common(some: NDArray[np.intp], other: NDArray[np.intp]) -> NDArray[np.float64]:
         return common_areas(found[some], truth[other])
 
     bounds = [np.hstack((each.min(axis=1), each.max(axis=1))) for each in (found, truth)]
-    return shape_ious(bounds[0], bounds[1], common, (_area(found), _area(truth)))
+    return shape_ious(bounds[0], bounds[1], common, (_area(found), _area(truth)), wanted)
 
 
 def common_areas(found: FloatArray, truth: FloatArray) -> NDArray[np.float64]:

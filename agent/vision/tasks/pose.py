@@ -63,11 +63,12 @@ class Poses(Shapes):
         """Which key points are seen: bool (n, k)."""
         return self.points[..., 2] >= SEEN
 
-    def overlaps(self, truth: LabelledBoxes) -> NDArray[np.float64]:
+    def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the object keypoint similarity (COCO) of every object with every object of the other answer.
 
         A key point that only one of the two sees is a miss. Where neither sees any, the boxes' IoU counts.
         """
+        del wanted
         assert isinstance(truth, Poses), "poses are compared with poses"
         similarity = iou_matrix(self.boxes, truth.boxes)
         sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)

@@ -38,6 +38,7 @@ def shape_ious(
     others: FloatArray,
     intersections: Callable[[NDArray[np.intp], NDArray[np.intp]], NDArray[np.float64]],
     areas: tuple[NDArray[np.float64], NDArray[np.float64]],
+    wanted: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
     """Return the IoU of every shape of one set with every shape of another: (n, m), in [0, 1].
 
@@ -46,11 +47,13 @@ def shape_ious(
         others: (m, 4), likewise.
         intersections: Returns the area that is common to shapes of these indices, (pairs,).
         areas: (n,) and (m,), of the shapes.
+        wanted: (n, m), the pairs that are asked for; None: all.
     """
     ious = np.zeros((len(boxes), len(others)))
     starts = np.maximum(boxes[:, np.newaxis, :2], others[np.newaxis, :, :2])
     ends = np.minimum(boxes[:, np.newaxis, 2:], others[np.newaxis, :, 2:])
-    rows, columns = (ends > starts).all(axis=2).nonzero()
+    may_overlap = (ends > starts).all(axis=2)
+    rows, columns = (may_overlap if wanted is None else may_overlap & wanted).nonzero()
     for first in range(0, len(rows), _PAIRS):
         some, other = rows[first : first + _PAIRS], columns[first : first + _PAIRS]
         common = intersections(some, other)
