@@ -209,7 +209,8 @@ def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[H
     keypoints, values = keypoint_shape(facts) if task == "pose" else (0, 0)
     extras = {"pose": keypoints * values, "obb": 1, "instance": 0}[task]
     if task == "instance" and len(maps) == 1 and None not in maps[0] and has_proportions(maps[0][1:], size):
-        extras = maps[0][0] or 0
+        count, rows, _ = (side or 0 for side in maps[0])
+        extras = count if 2 * rows <= size[0] else 0  # prototypes are coarse; a map of the input's size is another task
     if len(flat) != 1 or not extras:
         return
     rows, columns = flat[0].closed[1] or 0, flat[0].closed[2] or 0

@@ -159,7 +159,7 @@ class YoloImages:
         return LabelledObjects(
             boxes=(corners * ((width, height) * 2)).astype(np.float32),
             classes=np.array([class_id for class_id, _ in counted], np.int64),
-            areas=(corners[:, 2:] - corners[:, :2]).prod(axis=1) * (width * height),
+            areas=np.array([each.area for _, each in counted], np.float64) * (width * height),
             crowds=np.zeros(len(counted), np.bool_),
             size=(height, width),
             outlines=[[each[:, :2].ravel().tolist()] if len(each) else None for each in places],

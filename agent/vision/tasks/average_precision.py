@@ -32,6 +32,7 @@ class AveragePrecision:
 
     It is pycocotools' (Lin et al. 2014): of each image and class the 100 best detections, matches greedy by score,
     precision interpolated at 101 recalls, the mean over classes that occur. Detections in a crowd region do not count.
+    Of key points the 20 best count.
 
     Args:
         task: Of the evaluation.
@@ -67,8 +68,8 @@ class AveragePrecision:
         boxes, areas, crowds = _origins_and_sides(truth.boxes), truth.areas.tolist(), truth.crowds.tolist()
         for number, (box, class_id) in enumerate(zip(boxes, truth.classes.tolist(), strict=True)):
             shape = true_shapes[number] if true_shapes else {}
-            area, crowd = areas[number], int(crowds[number])
-            self._append(self._objects, category_id=class_id, bbox=box, area=area, iscrowd=crowd, **shape)
+            values = {"area": areas[number], "iscrowd": int(crowds[number]), **shape}
+            self._append(self._objects, category_id=class_id, bbox=box, **values)
         boxes, scores = _origins_and_sides(detections.boxes), detections.scores.tolist()
         for number, (box, class_id) in enumerate(zip(boxes, detections.classes.tolist(), strict=True)):
             shape = shapes[number] if shapes else {}
@@ -98,9 +99,10 @@ class AveragePrecision:
     def mean(self) -> Evaluation:
         """Return the evaluation of these images, by mean average precision.
 
-        Raises DatasetError (`dataset.empty`) if no object was added that is not a crowd.
+        Raises DatasetError (`dataset.empty`) if no object was added that counts: no crowd, nor one without key points.
         """
-        counts = Counter(each["category_id"] for each in self._objects if not each["iscrowd"])
+        counted = (each for each in self._objects if not each["iscrowd"] and each.get("num_keypoints", 1))
+        counts = Counter(each["category_id"] for each in counted)
         if not counts:
             found = f"no labelled object in {self.images} images"
             raise DatasetError("dataset.empty", found, "at least one", "check the label files")
@@ -142,7 +144,22 @@ def _shape_ious(
     truth, found = evaluation._gts[image, class_id], evaluation._dts[image, class_id]
     order = np.argsort([-each["score"] for each in found], kind="mergesort")[: evaluation.params.maxDets[-1]]
     best = [found[number] for number in order]
-    return ious(best, truth) if best and truth else []
+    if not best or not truth:
+        return []
+    overlaps = ious(best, truth)
+    areas, true_areas = (np.array([each["area"] for each in shapes]) for shapes in (best, truth))
+    crowds = np.array([each["iscrowd"] for each in truth], np.bool_)
+    common = overlaps * (areas[:, np.newaxis] + true_areas) / (1.0 + overlaps)
+    # What lies in a crowd is part of it, however small.
+    return np.where(crowds, common / np.maximum(areas[:, np.newaxis], 1.0), overlaps)
+
+
+def mask_of(outline: Any) -> NDArray[np.bool_]:
+    """Return the mask of an uncompressed run-length encoding."""
+    lengths = outline["counts"]
+    values: NDArray[np.bool_] = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    mask: NDArray[np.bool_] = values.reshape(outline["size"], order="F")
+    return mask
 
 
 def outline(mask: NDArray[np.bool_]) -> Any:

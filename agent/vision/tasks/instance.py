@@ -119,9 +119,15 @@ class Instance(Detect):
             raise self._wrong_result(found, "Instances, each with a mask")
         prototypes = find_prototypes(outputs, size)
         masks = _masks(prototypes, found.extras, found.boxes, size)
-        boxes, classes, scores = found.boxes, found.classes, found.scores
-        columns = prototypes.shape[2]
-        return Instances(boxes=boxes, classes=classes, scores=scores, masks=masks, columns=columns, covered=size)
+        shown = masks.any(axis=(1, 2))  # an object without a cell is none
+        return Instances(
+            boxes=found.boxes[shown],
+            classes=found.classes[shown],
+            scores=found.scores[shown],
+            masks=masks[shown],
+            columns=prototypes.shape[2],
+            covered=size,
+        )
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
         from agent.vision.datasets.labelled_images import object_images

@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.common.errors import DatasetError
 from agent.vision.boxes import FloatArray, LabelledBoxes, Size
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs
 from agent.vision.detections import Detections, DetectionsT, keep_best
@@ -143,8 +142,9 @@ class Obb(Detect):
         precision = AveragePrecision(self.spec.task, ious=ious)
         for answer, truth in answered:
             shapes = [{"corners": each, "area": float(_area(each))} for each in answer.corners]
-            true_corners = [{"corners": _four_corners(each)} for each in outlines_of(truth)]
-            precision.add(answer, truth, shapes, true_corners)
+            corners = [_least_rectangle(each) for each in outlines_of(truth)]
+            true_shapes = [{"corners": each, "area": float(_area(each))} for each in corners]
+            precision.add(answer, truth, shapes, true_shapes)
         return precision.mean()
 
 
@@ -218,10 +218,12 @@ def _area(corners: FloatArray) -> NDArray[np.float64]:
     return areas
 
 
-def _four_corners(outline: Any) -> FloatArray:
-    """Return the corners (4, 2) of an outline in COCO's terms: its own four, or those of the least rectangle around."""
-    if not isinstance(outline, list):
-        found = "a mask in run-length encoding"
-        raise DatasetError("dataset.label", found, "a polygon around every object", "export polygons")
-    points = np.concatenate([np.array(each, np.float32).reshape(-1, 2) for each in outline])
-    return points if len(points) == 4 else np.asarray(cv2.boxPoints(cv2.minAreaRect(points)), np.float32)
+def _least_rectangle(outline: Any) -> FloatArray:
+    """Return the corners (4, 2) of the least rectangle around an outline in COCO's terms; 0 around an empty mask."""
+    if isinstance(outline, list):
+        points = np.concatenate([np.array(each, np.float32).reshape(-1, 2) for each in outline])
+    else:
+        from agent.vision.tasks.average_precision import mask_of
+
+        points = np.argwhere(mask_of(outline)).astype(np.float32)[:, ::-1] + np.float32(0.5)
+    return np.asarray(cv2.boxPoints(cv2.minAreaRect(points)), np.float32) if len(points) else np.zeros((4, 2), "f4")

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.vision.boxes import FloatArray, LabelledBoxes, Size, iou_matrix
+from agent.vision.boxes import COVERED, FloatArray, LabelledBoxes, Size, iou_matrix
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
 from agent.vision.detections import Detections
 from agent.vision.drawing import Picture, draw_points
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 SEEN = 0.5  # the score from which on a key point is seen
 FAR = 0.05  # of the object's longer side; a key point farther away is elsewhere
-_BOX_AREA = 0.53  # of a person's box that the person covers, where no outline is known (Ultralytics, PoseValidator)
-# COCO's, in its order: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles (cocodataset.org, keypoints).
+# COCO's, as it lists them: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles (cocodataset.org).
 COCO_SIGMAS = (
     0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089,
     0.089,
@@ -41,7 +40,7 @@ COCO_SKELETON = (
     (0, 1), (0, 2), (1, 3), (2, 4),
 )  # fmt: skip
 _WITH_VISIBILITY = 5  # x, y, z, visibility, presence
-_SIGMA = 0.05  # of key points that nobody has measured: some 5 % of the object's side
+_SIGMA = 0.05  # for key points that nobody has measured: some 5 % of the object's side
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,12 +49,12 @@ class Poses(Shapes):
 
     Args:
         points: float32 (n, k, 3): x, y, and a score in [0, 1].
-        sigmas: float64 (k,), how far people's labels of each key point scatter, by the root of an object's area.
+        sigmas: of each key point, how far people's labels scatter, by the root of an object's area; a tuple.
         is_one: The picture is of one object, whose box is around its key points.
     """
 
     points: FloatArray
-    sigmas: Sequence[float]
+    sigmas: tuple[float, ...]
     is_one: bool = False
 
     @property
@@ -72,7 +71,7 @@ class Poses(Shapes):
         assert isinstance(truth, Poses), "poses are compared with poses"
         similarity = iou_matrix(self.boxes, truth.boxes)
         sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
-        areas = np.maximum(sides.prod(axis=1) * _BOX_AREA, 1.0)
+        areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
         spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
         for row, points, seen in zip(similarity, self.points, self.seen, strict=True):
             squares = np.square(truth.points[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
@@ -139,7 +138,7 @@ class Pose(Detect):
     labels: ClassVar[LabelKind[Any, Any] | None] = None  # nobody sets them in seconds
 
     @property
-    def sigmas(self) -> Sequence[float]:
+    def sigmas(self) -> tuple[float, ...]:
         """Those of the spec; COCO's for its 17 key points, else the same for each."""
         count = self.spec.keypoint_count
         if self.spec.sigmas:
@@ -239,7 +238,7 @@ def _from_landmarks(outputs: Outputs, count: int) -> FloatArray:
 
     MediaPipe's models have the same points in metres in a later output.
     """
-    fitting = [each.ravel() for each in outputs.values() if each.size in [count * each for each in (2, 3, 4, 5)]]
+    fitting = [each.ravel() for each in outputs.values() if each.size in [count * values for values in (2, 3, 4, 5)]]
     if not fitting:
         raise no_fit(outputs, f"one output with {count} key points of 2 to 5 values")
     rows = max(fitting, key=len).reshape(count, -1).astype(np.float32)

@@ -102,7 +102,7 @@ def test_a_map_of_classes_is_known_and_decoded(make: Family, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("make", ULTRALYTICS)
-def test_what_ultralytics_exports_is_known_by_its_metadata(make: Family, tmp_path: Path) -> None:
+def test_exports_of_ultralytics_are_known_by_its_metadata(make: Family, tmp_path: Path) -> None:
     """Its name for instance segmentation is segment; each is fed as its detectors are."""
     theirs, task, decoder = ULTRALYTICS[make]
     model = family(make)

@@ -307,17 +307,11 @@ def test_right_answers_score_one_and_wrong_shapes_less(task: str, answer: Any, t
     [
         {"segmentation": [[1, 2, 3]], "keypoints": [1, 2]},
         {"segmentation": {"size": [64, 96], "counts": [1 << 40]}, "keypoints": [1e300] * 15},
-        {"segmentation": {"size": [64, 96], "counts": "~~~"}, "keypoints": {"a": 1}},
+        {"segmentation": {"size": [64, 96], "counts": "o" * 100_000}, "keypoints": {"a": 1}},
     ],
 )
 def test_coco_shapes_that_are_none_are_refused_and_boxes_still_count(task: str, harm: Any, tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((*SIZE, 3), np.uint8))
-    document = {
-        "images": [{"id": 1, "file_name": "a.png", "width": SIZE[1], "height": SIZE[0]}],
-        "categories": [{"id": 1, "name": "car"}],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [2, 2, 40, 40], **harm}],
-    }
-    (tmp_path / "instances.json").write_text(json.dumps(document))
+    coco_of(tmp_path, [{"category_id": 1, "bbox": [2, 2, 40, 40], **harm}])
     keys: dict[str, Any] = {"keypoints": 5} if task == "pose" else {}
     opened = open_task(spec(task, **keys))
     answer = {"instance": instances, "pose": poses, "obb": oriented}[task]()
@@ -325,3 +319,44 @@ def test_coco_shapes_that_are_none_are_refused_and_boxes_still_count(task: str, 
         opened.evaluation((answer, truth) for _, truth in opened.labelled_images(tmp_path))
     ((_, boxes),) = open_task(spec("detect")).labelled_images(tmp_path)
     assert len(boxes) == 1
+
+
+def test_an_object_without_a_cell_is_none() -> None:
+    assert len(instances(masks=[DISCS[0], np.zeros(CELLS, np.bool_)])) == 1
+
+
+def coco_of(folder: Path, annotations: list[dict[str, Any]]) -> Path:
+    cv2.imwrite(str(folder / "a.png"), np.zeros((*SIZE, 3), np.uint8))
+    document = {
+        "images": [{"id": 1, "file_name": "a.png", "width": SIZE[1], "height": SIZE[0]}],
+        "categories": [{"id": 1, "name": "car"}, {"id": 3, "name": "van"}],
+        "annotations": [{"id": at, "image_id": 1, "iscrowd": 0, **each} for at, each in enumerate(annotations, 1)],
+    }
+    (folder / "instances.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_oriented_boxes_in_a_crowd_do_not_count(tmp_path: Path) -> None:
+    """The crowd is a mask over the whole picture, and the one object is found."""
+    found = oriented()
+    corners = found.corners[0].ravel().tolist()
+    crowd = {"size": list(SIZE), "counts": [0, SIZE[0] * SIZE[1]]}
+    whole = [0, 0, SIZE[1], SIZE[0]]
+    truth = [
+        {"category_id": 1, "bbox": [2, 2, 40, 40], "segmentation": [corners]},
+        {"category_id": 3, "bbox": whole, "segmentation": crowd, "iscrowd": 1, "area": SIZE[0] * SIZE[1]},
+    ]
+    task = open_task(spec("obb"))
+    ((_, label),) = task.labelled_images(coco_of(tmp_path, truth))
+    assert task.evaluation([(found, label)]).scores["map50"] == pytest.approx(1.0)
+
+
+def test_persons_without_a_labelled_point_do_not_count(tmp_path: Path) -> None:
+    task = open_task(spec("pose", keypoints=5))
+    truth = [
+        {"category_id": 1, "bbox": [2, 2, 40, 40], "keypoints": [0] * 15},
+        {"category_id": 1, "bbox": [2, 2, 9, 9]},
+    ]
+    ((_, label),) = task.labelled_images(coco_of(tmp_path, truth))
+    with pytest.raises(DatasetError, match=r"dataset\.empty"):
+        task.evaluation([(poses(), label)])
