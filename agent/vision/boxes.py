@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
-COVERED = 0.53  # of a person's box, by the person, where no outline is known (Ultralytics, PoseValidator)
+COVERED = 0.53  # the share of its box that a person covers (Ultralytics, PoseValidator)
 Size = tuple[int, int]  # (height, width) in pixels, mostly of the network input
 
 

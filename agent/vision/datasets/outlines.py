@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_MOST_POLYGONS, _MOST_POINTS = 100, 5000  # of one object; COCO's own have tens
-_MOST_BITS = 35  # of a length, five to a character
-_SLACK = 0.1  # of a side, beyond the picture
+_MOST_POLYGONS, _MOST_POINTS = 100, 5000  # in one object; COCO's own have tens
+_MOST_BITS = 35  # in a length, five to a character
+_SLACK = 0.1  # beyond the picture, by its side
 
 
 def checked_outline(outline: Any, height: int, width: int) -> Any:

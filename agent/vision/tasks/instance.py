@@ -28,7 +28,7 @@ from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
 
-_INSIDE = 0.5  # of a mask that was enlarged
+_INSIDE = 0.5  # from which on a cell of an enlarged mask is in it
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).sum(axis=1).astype(np.uint8)  # in a byte
 
 Bits = NDArray[np.uint8]

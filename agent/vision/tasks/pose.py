@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
 
 SEEN = 0.5  # the score from which on a key point is seen
-FAR = 0.05  # of the object's longer side; a key point farther away is elsewhere
+FAR = 0.05  # by the object's longer side: a key point farther away is elsewhere
 # COCO's, as it lists them: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles (cocodataset.org).
 COCO_SIGMAS = (
     0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089,
