@@ -206,7 +206,7 @@ def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[H
     """Yield the readings of one table whose objects have more than a box: factors of masks, key points, an angle."""
     flat = [output for output in facts.outputs if len(output.closed) == 3 and None not in output.closed]
     maps = [output.closed[1:] for output in facts.outputs if len(output.closed) == 4]
-    keypoints, values = keypoint_shape(facts) if task == "pose" else (0, 0)
+    keypoints, values = _keypoint_shape(facts) if task == "pose" else (0, 0)
     extras = {"pose": keypoints * values, "obb": 1, "instance": 0}[task]
     if task == "instance" and len(maps) == 1 and None not in maps[0] and has_proportions(maps[0][1:], size):
         count, rows, _ = (side or 0 for side in maps[0])
@@ -228,7 +228,7 @@ def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[H
         yield Head(task, "yolov5", "likely", reason, columns - 5 - extras)
 
 
-def keypoint_shape(facts: GraphFacts) -> tuple[int, int]:
+def _keypoint_shape(facts: GraphFacts) -> tuple[int, int]:
     """Return how many key points an Ultralytics model has, and values for each; (0, 0) where its metadata lack them."""
     try:
         shape = ast.literal_eval(facts.metadata.get("kpt_shape", "[]"))

@@ -140,7 +140,6 @@ class Classify(ModelTask):
 
     labels: ClassVar[LabelKind[int, Classification]] = FrameClass()
     can_be_drawn: ClassVar[bool] = True
-    can_be_sure: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 128  # a class is one answer a frame, mostly all or nothing
     nvinfer_network_type: ClassVar[int] = 1
     policy_keys: ClassVar[frozenset[str]] = frozenset(("score_threshold", "classes"))

@@ -11,13 +11,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.common.errors import ConfigError, DatasetError
+from agent.common.errors import DatasetError
 from agent.vision.answer import Answer, Decoder
 from agent.vision.boxes import FloatArray, Size
 from agent.vision.drawing import Picture
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, part_of_frame
+from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.task import ModelTask
 from engines.interface import Array, TensorSpec
@@ -112,13 +112,8 @@ class Depth(ModelTask):
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
         names = [output.name for output in outputs if _is_map(output.shape[1:], size)]
         if len(names) != 1:
-            shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
-            raise ConfigError(
-                "decoder.shape",
-                f"outputs {shapes}",
-                f"one output with a value for each pixel of the input, {size[0]}x{size[1]}, or of a stride",
-                "export the model with the map alone, or choose task 'raw'",
-            )
+            pixels = f"each pixel of the input, {size[0]}x{size[1]}, or of a stride"
+            raise no_map(outputs, f"one output with a value for {pixels}")
         (name,) = names
         is_relative, max_ratio = self.spec.depth == "relative", self.spec.max_ratio or RATIO
 

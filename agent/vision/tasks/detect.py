@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from agent.common.errors import ConfigError
 from agent.vision.answer import Decoder
 from agent.vision.boxes import NO_BOXES, LabelledBoxes, Size, iou_matrix
+from agent.vision.datasets.object_rows import BOX_ROW, RowForm
 from agent.vision.decoders import BUILTIN_DECODERS, Outputs
 from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
@@ -104,7 +105,6 @@ class Detect(ModelTask):
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["detect"].decoders
     can_be_drawn: ClassVar[bool] = True
-    can_be_sure: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 32
     has_open_outputs: ClassVar[bool] = True
     finds_objects: ClassVar[bool] = True
@@ -214,10 +214,15 @@ class Detect(ModelTask):
         """Return a spec of a far lower threshold: precision is averaged over all recalls."""
         return self.spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
 
+    @property
+    def label_row(self) -> RowForm:
+        """What a line of a YOLO label file has behind the class."""
+        return BOX_ROW
+
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
         from agent.vision.datasets.labelled_images import object_images  # with cameras, which a job's child lacks
 
-        return object_images(path, self.spec.labels, only)
+        return object_images(path, self.spec.labels, only, self.label_row)
 
     def evaluation(self, answered: Iterable[tuple[Any, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision."""
@@ -246,7 +251,9 @@ def _check_detections(result: object, name: str | None) -> None:
     """
     if isinstance(result, Detections):
         count = len(result.scores)
-        if (result.boxes.shape, result.classes.shape, result.scores.shape) == ((count, 4), (count,), (count,)):
+        lengths = {len(each) for each in vars(result).values() if isinstance(each, np.ndarray)}  # masks, key points too
+        shapes_found = result.boxes.shape, result.classes.shape, result.scores.shape
+        if shapes_found == ((count, 4), (count,), (count,)) and lengths == {count}:
             return
         shapes = f"boxes {result.boxes.shape}, classes {result.classes.shape}, scores {result.scores.shape}"
     else:
@@ -254,7 +261,7 @@ def _check_detections(result: object, name: str | None) -> None:
     raise ConfigError(
         "decoder.result",
         f"{shapes} from decoder '{name}'",
-        "Detections of boxes (n, 4), classes (n,) and scores (n,)",
+        "Detections of boxes (n, 4), classes (n,) and scores (n,), and n of whatever else each has",
         "correct the decoder function",
     )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cv2
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.vision.boxes import FloatArray, LabelledBoxes, Size
+from agent.vision.datasets.object_rows import OUTLINE_ROW, RowForm
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
 from agent.vision.detections import Detections
 from agent.vision.drawing import Picture
@@ -24,9 +24,10 @@ from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
 from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
+from engines.interface import Array
 
 if TYPE_CHECKING:
-    from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
+    from agent.vision.datasets.labelled_images import LabelledObjects
 
 _INSIDE = 0.5  # from which on a cell of an enlarged mask is in it
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).sum(axis=1).astype(np.uint8)  # in a byte
@@ -110,14 +111,14 @@ class Instance(Detect):
         if decode is None:
             return super()._candidate_decoder(size)
         threshold = self.spec.score_threshold
-        return lambda outputs: decode(outputs, size, threshold, len(find_prototypes(outputs, size)))
+        return lambda outputs: decode(outputs, size, threshold, len(_prototypes(outputs, size)))
 
     def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Instances:
         if isinstance(found, Instances):
             return found
         if not isinstance(found, Candidates):
             raise self._wrong_result(found, "Instances, each with a mask")
-        prototypes = find_prototypes(outputs, size)
+        prototypes = _prototypes(outputs, size).astype(np.float32, copy=False)
         masks = _masks(prototypes, found.extras, found.boxes, size)
         shown = masks.any(axis=(1, 2))  # an object without a cell is none
         return Instances(
@@ -129,11 +130,9 @@ class Instance(Detect):
             covered=size,
         )
 
-    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
-        from agent.vision.datasets.labelled_images import object_images
-        from agent.vision.datasets.object_rows import OUTLINE_ROW
-
-        return object_images(path, self.spec.labels, only, OUTLINE_ROW)
+    @property
+    def label_row(self) -> RowForm:
+        return OUTLINE_ROW
 
     def evaluation(self, answered: Iterable[tuple[Instances, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision of masks."""
@@ -147,12 +146,12 @@ class Instance(Detect):
         return precision.mean()
 
 
-def find_prototypes(outputs: Outputs, size: Size) -> FloatArray:
-    """Return the mask prototypes float32 (factors, rows, columns). Raises ConfigError (`decoder.shape`)."""
+def _prototypes(outputs: Outputs, size: Size) -> Array:
+    """Return the mask prototypes (factors, rows, columns). Raises ConfigError (`decoder.shape`)."""
     maps = [each for each in outputs.values() if each.ndim == 3 and has_proportions(each.shape[1:], size)]
     if len(maps) != 1:
         raise no_fit(outputs, "boxes, and one output with mask prototypes (batch, factors, rows, columns)")
-    return maps[0].astype(np.float32, copy=False)
+    return maps[0]
 
 
 def _masks(prototypes: FloatArray, factors: FloatArray, boxes: FloatArray, size: Size) -> Bits:

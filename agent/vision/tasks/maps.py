@@ -8,8 +8,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.errors import ConfigError
 from agent.vision.boxes import Size
 from agent.vision.preprocess import Geometry
+from engines.interface import TensorSpec
 
 MapT = TypeVar("MapT", bound=np.generic)
 
@@ -24,11 +26,16 @@ def has_proportions(shape: Sequence[int | None], size: Size) -> bool:
 
 def class_axis(shape: Sequence[int], size: Size, count: int) -> int | None:
     """Return the axis, of (h, w) and `count` maps of the input's proportions in either order; None where it is not."""
-    for axis in (0, 2):
-        if len(shape) == 3 and shape[axis] == count:  # noqa: SIM102
-            if has_proportions([side for at, side in enumerate(shape) if at != axis], size):
-                return axis
-    return None
+    axes = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] == count]
+    fitting = (axis for axis in axes if has_proportions([*shape[:axis], *shape[axis + 1 :]], size))
+    return next(fitting, None)
+
+
+def no_map(outputs: Sequence[TensorSpec], expected: str) -> ConfigError:
+    """Return the error `decoder.shape`: none of these outputs is the map that is expected, or several are."""
+    shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
+    remedy = "export the model with the map alone, or choose task 'raw'"
+    return ConfigError("decoder.shape", f"outputs {shapes}", expected, remedy)
 
 
 def part_of_frame(values: NDArray[MapT], covered: Size, geometry: Geometry, fill: float) -> NDArray[MapT]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cv2
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.vision.boxes import FloatArray, LabelledBoxes, Size
+from agent.vision.datasets.object_rows import CORNER_ROW, RowForm
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs
 from agent.vision.detections import Detections, DetectionsT, keep_best
 from agent.vision.drawing import Picture, draw_outline
@@ -24,7 +24,7 @@ from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
 
 if TYPE_CHECKING:
-    from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
+    from agent.vision.datasets.labelled_images import LabelledObjects
 
 # The corners of a box, in halves of its sides, clockwise from the upper left.
 _CORNERS = np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)], np.float32) * np.float32(0.5)
@@ -125,11 +125,9 @@ class Obb(Detect):
             raise self._wrong_result(found, "OrientedBoxes, each with four corners")
         return found
 
-    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
-        from agent.vision.datasets.labelled_images import object_images
-        from agent.vision.datasets.object_rows import CORNER_ROW
-
-        return object_images(path, self.spec.labels, only, CORNER_ROW)
+    @property
+    def label_row(self) -> RowForm:
+        return CORNER_ROW
 
     def evaluation(self, answered: Iterable[tuple[OrientedBoxes, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision by the IoU of oriented boxes."""

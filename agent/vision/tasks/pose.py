@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cv2
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.vision.boxes import COVERED, FloatArray, LabelledBoxes, Size, iou_matrix
+from agent.vision.datasets.object_rows import RowForm, point_row
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
 from agent.vision.detections import Detections
 from agent.vision.drawing import Picture, draw_points
@@ -25,7 +25,7 @@ from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, points_of
 
 if TYPE_CHECKING:
-    from agent.vision.datasets.labelled_images import CocoImages, LabelledObjects, YoloImages
+    from agent.vision.datasets.labelled_images import LabelledObjects
 
 SEEN = 0.5  # the score from which on a key point is seen
 FAR = 0.05  # by the object's longer side: a key point farther away is elsewhere
@@ -197,11 +197,9 @@ class Pose(Detect):
             boxes=kept.boxes, classes=kept.classes, scores=kept.scores, points=points[sound], sigmas=self.sigmas
         )
 
-    def labelled_images(self, path: Path, only: Sequence[str] = ()) -> YoloImages | CocoImages:
-        from agent.vision.datasets.labelled_images import object_images
-        from agent.vision.datasets.object_rows import point_row
-
-        return object_images(path, self.spec.labels, only, point_row(self.spec.keypoint_count))
+    @property
+    def label_row(self) -> RowForm:
+        return point_row(self.spec.keypoint_count)
 
     def evaluation(self, answered: Iterable[tuple[Poses, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision by object keypoint similarity."""

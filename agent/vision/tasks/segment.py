@@ -11,14 +11,14 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.common.errors import ConfigError, DatasetError
+from agent.common.errors import DatasetError
 from agent.vision.answer import Answer, Decoder, ServedClass
 from agent.vision.boxes import Size
 from agent.vision.drawing import COLORS, Picture
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
+from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, image_of
 from engines.interface import Array, TensorSpec
@@ -213,13 +213,7 @@ def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | Non
     """
     fitting = [(output.name, axis) for output in outputs for axis in class_axes(output.shape[1:], size)]
     if len({name for name, _ in fitting}) != 1:
-        shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
-        raise ConfigError(
-            "decoder.shape",
-            f"outputs {shapes}",
-            f"one output with a map in the proportions of the input, {size[0]}x{size[1]}",
-            "export the model with the map alone, or choose task 'raw'",
-        )
+        raise no_map(outputs, f"one output with a map in the proportions of the input, {size[0]}x{size[1]}")
     return fitting[0]
 
 

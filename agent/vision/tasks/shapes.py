@@ -83,14 +83,14 @@ def points_of(truth: LabelledObjects, count: int) -> FloatArray:
     for row, given in zip(points, truth.keypoints, strict=True):
         if not given:
             continue
-        if not are_numbers(given) or len(given) != 3 * count:
+        if not _are_numbers(given) or len(given) != 3 * count:
             found = f"key points {str(given)[:_SHOWN]}"
             raise DatasetError("dataset.label", found, f"{count} times x, y, v, as the model has", "correct the label")
         row[:] = np.array(given, np.float32).reshape(count, 3)
     return points
 
 
-def are_numbers(values: Any) -> bool:
+def _are_numbers(values: Any) -> bool:
     """Return whether this is a list of numbers of a sane size; NaN is not at most anything."""
     if not isinstance(values, list):
         return False

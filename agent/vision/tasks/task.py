@@ -40,7 +40,6 @@ class ModelTask(ABC):
         has_large_answers: They are too large to be kept by the dozen.
         has_open_outputs: The number of rows of an output may depend on the frame.
         finds_objects: An answer that is not empty shows that the camera sees something.
-        can_be_sure: An answer says how sure the model is, which `confirmed` measures.
         frames_to_check: So many suffice to compare specs by it.
         nvinfer_network_type: DeepStream's number: 1 for a classifier; 100 hands out raw tensors.
         labels: What a frame's label is; None: a frame cannot be labelled.
@@ -52,7 +51,6 @@ class ModelTask(ABC):
     has_large_answers: ClassVar[bool] = False
     has_open_outputs: ClassVar[bool] = False
     finds_objects: ClassVar[bool] = False
-    can_be_sure: ClassVar[bool] = False
     frames_to_check: ClassVar[int] = 1
     nvinfer_network_type: ClassVar[int] = 100
     labels: ClassVar[LabelKind[Any, Any] | None] = None
@@ -94,15 +92,23 @@ class ModelTask(ABC):
 
         It is None where nothing can be compared. Both are one answer for each of `listening_specs`.
         """
-        raise NotImplementedError
+        del served, reference
+        return None
 
     def confirmed(self, see: See, image: Picture) -> tuple[float, float]:
         """Return how sure the model is of a frame's answer, and of its surest object, as far as other views confirm it.
 
         Only what the mirrored frame confirms counts, as in test-time augmentation, of which the spread is a known sign
-        of how far an answer can be trusted (Ayhan and Berens, MIDL 2018).
+        of how far an answer can be trusted (Ayhan and Berens, MIDL 2018). Without a method of its own a task confirms
+        nothing, and `can_be_sure` is False.
         """
-        raise NotImplementedError
+        del see, image
+        return 0.0, 0.0
+
+    @property
+    def can_be_sure(self) -> bool:
+        """Whether an answer says how sure the model is, which `confirmed` measures."""
+        return type(self).confirmed is not ModelTask.confirmed
 
     def probabilities(self, outputs: Mapping[str, Array]) -> NDArray[np.float64]:
         """Return the probability of each class of a frame, float64 (classes,); none where it has no classes."""
@@ -119,12 +125,7 @@ class ModelTask(ABC):
         Raises DatasetError as far as that is known by now: `dataset.task` for a task that has no labels.
         """
         del path, only
-        raise DatasetError(
-            "dataset.task",
-            f"task '{self.spec.task}'",
-            "a task with labels: the outputs of this one have none to compare with",
-            "give the model's task, or compare engines by their fidelity",
-        )
+        raise self._without_labels()
 
     def check_labels(  # noqa: B027  (labels of objects fit any outputs)
         self, images: Any, outputs: Sequence[TensorSpec]
@@ -139,9 +140,18 @@ class ModelTask(ABC):
     def evaluation(self, answered: Iterable[tuple[Any, Any]]) -> Evaluation:
         """Score answers, in pixels of their images, by the labels beside them.
 
-        Raises DatasetError (`dataset.empty`) where nothing is labelled.
+        Raises DatasetError: `dataset.empty` where nothing is labelled, `dataset.task` as `labelled_images`.
         """
-        raise NotImplementedError
+        del answered
+        raise self._without_labels()
+
+    def _without_labels(self) -> DatasetError:
+        return DatasetError(
+            "dataset.task",
+            f"task '{self.spec.task}'",
+            "a task with labels: the outputs of this one have none to compare with",
+            "give the model's task, or compare engines by their fidelity",
+        )
 
 
 def image_of(batch: Mapping[str, Array]) -> dict[str, Array]:

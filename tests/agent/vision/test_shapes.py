@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -360,3 +361,11 @@ def test_persons_without_a_labelled_point_do_not_count(tmp_path: Path) -> None:
     ((_, label),) = task.labelled_images(coco_of(tmp_path, truth))
     with pytest.raises(DatasetError, match=r"dataset\.empty"):
         task.evaluation([(poses(), label)])
+
+
+def test_an_own_decoder_with_fewer_shapes_than_boxes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = instances()
+    short = dataclasses.replace(found, masks=found.masks[:1])
+    monkeypatch.setattr("agent.vision.tasks.detect.import_decoder", lambda _: lambda *_: short)
+    with pytest.raises(ConfigError, match=r"decoder\.result"):
+        decoded(spec("instance", "mine:decode"), {"output0": np.zeros((1, 4), np.float32)})
