@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.models.model import calibrate
-from agent.vision.tasks.raw import sqnr_db
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Section, add_output_option, publish
+from calibrate.noise import worst_sqnr_db
 from engines.graph.topology import tensor_types
 from engines.half.convert import HalfForm, half_precision
 from engines.interface import Array, Backend
@@ -104,7 +104,7 @@ def added_casts(form: HalfForm, graph: ModelProto) -> int:
 
 def median_sqnr_db(found: Sequence[Outputs], reference: Sequence[Outputs]) -> float:
     """The median over the images of the worst output's SQNR."""
-    return float(np.median([sqnr_db(*pair) for pair in zip(found, reference, strict=True)]))
+    return float(np.median([*map(worst_sqnr_db, reference, found)]))
 
 
 def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Row:

@@ -22,10 +22,9 @@ from rich.table import Table
 from agent.models.model import calibrate
 from agent.vision.evaluation import evaluate
 from agent.vision.fidelity import fidelity
-from agent.vision.tasks.raw import sqnr_db
 from benchmarks.models import DATA, MODELS, Observed, observe
 from calibrate.histogram import AbsHistogram, to_bytes
-from calibrate.noise import Density
+from calibrate.noise import Density, worst_sqnr_db
 from calibrate.threshold import histogram_amax
 from engines.interface import Backend, Engine
 from engines.quantise.apply_plan import insert_qdq
@@ -91,8 +90,8 @@ def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Table
             calibration = calibrate(observed.model, observed.histograms, method, observed.frames, observed.source)
             graph = insert_qdq(observed.model.master, observed.model.placement, calibration.amax)
             with closing(backend.load(backend.build(observed.model.build_request(graph, "int8")).engine)) as engine:
-                outputs = [(dict(engine.infer(x)), dict(reference.infer(x))) for x in observed.held_out]
-                sqnr = float(np.median([sqnr_db(*pair) for pair in outputs]))
+                outputs = [(dict(reference.infer(x)), dict(engine.infer(x))) for x in observed.held_out]
+                sqnr = float(np.median([worst_sqnr_db(*pair) for pair in outputs]))
                 result = score(engine, name, observed, reference)
             noise = mean_noise_db(observed.histograms, method)
             table.add_row(method, f"{noise:.1f}", f"{sqnr:.1f}", f"{result:.4f}")

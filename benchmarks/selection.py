@@ -29,9 +29,9 @@ from agent.models.model import Model, calibrate, open_model
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from agent.vision.tasks.raw import sqnr_db
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Section, add_output_option, publish
+from calibrate.noise import worst_sqnr_db
 from engines.interface import Backend, Engine
 from engines.quantise.apply_plan import insert_qdq
 from engines.registry import open_backend
@@ -101,7 +101,7 @@ def judge(model: Model, backend: Backend, made: Sequence[Contender], images: Seq
             expected = task.decode(truth, tensor.shape)
             for contender, engine in zip(made, engines, strict=True):
                 outputs = engine.infer(tensor)
-                contender.sqnr_db.append(sqnr_db(outputs, truth))
+                contender.sqnr_db.append(worst_sqnr_db(truth, outputs))
                 agreement = fidelity(task.decode(outputs, tensor.shape), expected)
                 if not agreement.is_empty:
                     contender.fidelity.append(agreement.value)

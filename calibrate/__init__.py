@@ -10,7 +10,7 @@ Read in this order: histogram, threshold, scale, noise, statistics.evidence. The
     threshold    histogram_amax, parse_method, entropy_window: from a histogram to the clipping range
     divergence   kl_divergence, the objective of the entropy methods
     scale        activation_scale, weight_scales, quantise: from the range to INT8
-    noise        tensor_noise, network_noise, predicted_gain_db: the noise that a set of scales makes
+    noise        tensor_noise, network_noise, predicted_gain_db: the noise that a set of scales makes; sqnr_db
     repair       equalisation, best_clips, output_shift: what keeps a layer in INT8; merge_extremes, kept_amax
     plan         PrecisionPlan, Repairs: which layers stay float, and how the others are repaired
     partition    Problem, fastest, frontier, rungs: the plans of least time within noise budgets

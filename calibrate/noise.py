@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,27 @@ _NETWORK_CANDIDATES = np.exp2(-np.arange(12 * 16) / 16.0) / QMAX  # scales over 
 _POINT = 1e-9  # share of the range: the width of a bin that begins at amax, which would otherwise be zero
 
 Floats = NDArray[np.float64]
+
+
+def sqnr_db(reference: NDArray[Any], found: NDArray[Any]) -> float:
+    """Return 10 log10(sum reference^2 / sum (found - reference)^2) in dB: the SQNR of one tensor.
+
+    No noise at all is +inf. Noise without a signal is -inf, and so are shapes or places of values that are not finite,
+    if they differ.
+
+    >>> round(sqnr_db(np.array([3.0, 4.0]), np.array([3.0, 4.5])))       # a power of 25 against 0.25
+    20
+    """
+    a, b = reference.astype(np.float64), found.astype(np.float64)
+    if a.shape != b.shape or not np.array_equal(finite := np.isfinite(a), np.isfinite(b)):
+        return -np.inf
+    signal, noise = float(np.square(a[finite]).sum()), float(np.square(a[finite] - b[finite]).sum())
+    return np.inf if noise == 0.0 else float(10.0 * np.log10(signal / noise)) if signal else -np.inf
+
+
+def worst_sqnr_db(reference: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]) -> float:
+    """Return the least `sqnr_db` of a network's outputs, by name: pooled, a large one would hide a small one."""
+    return min(sqnr_db(output, found[name]) for name, output in reference.items())
 
 
 class Density:

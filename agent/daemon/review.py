@@ -14,6 +14,7 @@ from agent.common.errors import ConfigError, DatasetError
 from agent.control.summary import Period, Score
 from agent.models.model import Model
 from agent.vision.answer import Answer
+from agent.vision.fidelity import fidelity
 from agent.vision.labels import LabelError, Truth
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
@@ -86,7 +87,7 @@ class Panel:
         """Return the score of each engine on one frame: BGR image (H, W, 3), its label."""
         answers, geometry = self.answers(image)
         return {
-            name: Score(answer.in_frame(geometry).hits(truth).counts, answer.fidelity(answers[REFERENCE]), 1)
+            name: Score(answer.in_frame(geometry).hits(truth).counts, fidelity(answer, answers[REFERENCE]).value, 1)
             for name, answer in answers.items()
         }
 

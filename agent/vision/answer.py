@@ -103,8 +103,11 @@ class Answer(ABC):
         return sum(each.nbytes + _ARRAY_BYTES for each in arrays)
 
     @abstractmethod
-    def fidelity(self, reference: Self) -> float:
-        """Return how far the answer agrees with the float reference's to the same frame, in [0, 1]: 1 - the loss."""
+    def fidelity(self, reference: Self) -> float | None:
+        """Return how far the answer agrees with the float reference's to the same frame, in [0, 1]: 1 - the loss.
+
+        It is None where the two cannot be compared.
+        """
 
     def pairs(self, served: Self | None) -> list[ServedClass]:
         """Return the served class of each object that this answer, the reference's, has; none without classes.
@@ -130,7 +133,8 @@ class Answer(ABC):
 
     def sureness(self, reference: Self) -> float:
         """Return how sure this answer and the reference's are; comparable among frames of one model."""
-        return self.fidelity(reference)
+        agreement = self.fidelity(reference)
+        return 0.0 if agreement is None else agreement
 
     def in_frame(self, geometry: Geometry | None) -> Self:
         """Return the answer with its places in frame pixels.

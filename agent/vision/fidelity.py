@@ -11,8 +11,8 @@ from agent.vision.answer import Answer
 class Fidelity:
     """The fidelity of one frame in [0, 1].
 
-    `is_empty`: both engines detected nothing. Such frames agree by default. An average has to count them apart, or an
-    empty scene would look like proof.
+    `is_empty`: the frame shows nothing: both engines detected nothing, or their answers cannot be compared. Such frames
+    agree by default. An average has to count them apart, or an empty scene would look like proof.
     """
 
     value: float
@@ -26,4 +26,7 @@ def fidelity(served: Answer, reference: Answer) -> Fidelity:
     """
     if type(served) is not type(reference):
         raise TypeError(f"answers of two tasks: {type(served).__name__} and {type(reference).__name__}")
-    return Fidelity(served.fidelity(reference), is_empty=served.is_empty and reference.is_empty)
+    agreement = served.fidelity(reference)
+    if agreement is None:
+        return Fidelity(1.0, is_empty=True)
+    return Fidelity(agreement, is_empty=served.is_empty and reference.is_empty)

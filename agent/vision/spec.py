@@ -158,7 +158,8 @@ class ModelSpec(Strict):
         sigmas: how far people's labels of each key point scatter, by the root of an object's area (COCO), for task
             `pose`; None: COCO's for 17 key points, else 0.05.
         max_ratio: up to which two values agree, for task `depth`; None: 1.05.
-        min_sqnr_db: the least that an engine's outputs have to reach, for task `raw`.
+        min_sqnr_db: the least that the channels of an engine's outputs have to reach, for task `raw`; by name, of the
+            outputs that are judged.
         reference_accuracy: the accuracy of the float model as the user knows it, for task `classify`.
     """
 
@@ -171,7 +172,7 @@ class ModelSpec(Strict):
     score_threshold: Fraction = 0.3
     iou_threshold: Fraction = 0.5
     nms: Suppression | None = None
-    min_sqnr_db: Finite = 20.0
+    min_sqnr_db: Finite | dict[str, Finite] = 20.0
     precision: PrecisionRules = PrecisionRules()
     depth: Literal["metric", "relative"] | None = None
     max_ratio: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None

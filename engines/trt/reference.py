@@ -21,6 +21,7 @@ from onnx import ModelProto
 
 from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
+from calibrate.noise import sqnr_db
 from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import CudaExecutor, DeviceHistograms
 from engines.errors import EngineError
@@ -240,7 +241,7 @@ class TensorRtObserver:
         expected = {reference.inputs[0].name: image, **reference.infer(image)}
         reference.close()
         for name, found in {**sight.outputs, **sight.values}.items():
-            alike_db = _sqnr_db(expected[name], found)
+            alike_db = sqnr_db(expected[name], found)
             if alike_db < _LEAST_SQNR_DB:
                 raise EngineError(
                     "observer.mismatch",
@@ -277,16 +278,6 @@ class TensorRtObserver:
                     f"{expected or 'some'} for an input {list(shape)}",
                     "report the model and the versions of `tared doctor`; --backend onnxruntime calibrates meanwhile",
                 )
-
-
-def _sqnr_db(expected: Array, actual: Array) -> float:
-    """Return signal to difference in dB; minus infinity if shapes or non-finite values differ."""
-    a, b = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
-    if expected.shape != actual.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
-        return -np.inf
-    a, b = a[np.isfinite(a)], b[np.isfinite(b)]
-    noise, signal = float(np.sum((a - b) ** 2)), float(np.sum(a**2))
-    return np.inf if noise == 0.0 else float(10.0 * np.log10(signal / noise)) if signal else -np.inf
 
 
 Names = Sequence[str]

@@ -15,9 +15,10 @@ import pytest
 from engine_bench import built, code_of
 from onnx import ModelProto, TensorProto, helper
 from places import ROOT, TEST_PATH
-from quantised_zoo import QuantisedNet, quantised, sqnr_db
+from quantised_zoo import QuantisedNet, quantised
 from zoo import Net, image, residual_net, run
 
+from calibrate.noise import sqnr_db
 from engines import openvino_backend
 from engines.graph.profiles import profiles_for
 from engines.interface import Array, Backend, BackendOptions, BuildRequest, ProfiledEngine, ShapeRange
@@ -100,7 +101,7 @@ from onnx import ModelProto
 from engines.interface import BuildRequest
 from engines.openvino_backend import OpenVinoBackend, _compiled, OpenVinoEngine
 from engines.quantise.integer_kernels import shift_concatenated
-from quantised_zoo import sqnr_db
+from calibrate.noise import sqnr_db
 from test_openvino_backend import concatenated_net, random_image
 from zoo import run
 backend, model = OpenVinoBackend(), concatenated_net()

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from zoo import Net, Shape, by_name, residual_net, rounds_half
 
-from agent.vision.tasks.raw import sqnr_db
 from benchmarks.half import run as run_batches
+from calibrate.noise import worst_sqnr_db
 from engines.graph.load import load_model
 from engines.graph.passes import PASSES
 from engines.graph.taps import expose
@@ -199,7 +199,7 @@ def noise_db(reference: Arrays, found: Arrays) -> float:
     assert {name: (values.dtype, values.shape) for name, values in found.items()} == {
         name: (values.dtype, values.shape) for name, values in reference.items()
     }
-    return -sqnr_db(found, reference)
+    return -worst_sqnr_db(reference, found)
 
 
 def conv_types(form: HalfForm) -> dict[str, set[int]]:

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net
 
-from engines.interface import Array
 from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
 
@@ -55,8 +54,3 @@ def quantised(model: ModelProto, amax: float = 4.0) -> ModelProto:
     graph = insert_qdq(model, placement, dict.fromkeys(placement.taps, amax))
     onnx.checker.check_model(graph, full_check=True)
     return graph
-
-
-def sqnr_db(reference: Array, found: Array) -> float:
-    signal, noise = reference.astype(np.float64), found.astype(np.float64) - reference
-    return float(10 * np.log10(np.square(signal).sum() / np.square(noise).sum()))

@@ -1,4 +1,8 @@
-"""The task raw: outputs that no decoder here reads, as they are."""
+"""The task raw: outputs that no decoder here reads. They are judged by the noise of their channels.
+
+An output may hold values of several kinds, e.g. coordinates in pixels beside scores below one. Its power is then that
+of the largest kind, and hides noise in all others. So each channel is judged by the level of its own kind.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from agent.common.errors import ConfigError
 from agent.vision.answer import Answer, Decoder
 from agent.vision.boxes import Size
 from agent.vision.spec import ModelSpec
@@ -15,6 +21,9 @@ from agent.vision.tasks.task import ModelTask
 from engines.interface import Array, TensorSpec
 
 _NULL = np.array(None, object)
+# Channels in the order of their sizes are of another kind from where the power falls by so much. Kinds of values differ
+# by more (pixels and scores: 50 dB), classes that are in a frame and others by less from one to the next.
+_KIND_DB = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,19 +32,24 @@ class RawOutputs(Answer):
 
     Args:
         outputs: By name, of a batch of one.
-        least_db: What every output has to reach to count as faithful.
+        least_db: What channels have to reach to count as faithful; by name, of the outputs that are judged.
     """
 
     outputs: Mapping[str, Array]
-    least_db: float = 20.0
+    least_db: float | Mapping[str, float] = 20.0
 
     @property
     def nbytes(self) -> int:
         return sum(output.nbytes for output in self.outputs.values())
 
-    def fidelity(self, reference: RawOutputs) -> float:
-        """Return 1 when every output reaches `least_db`, else 0."""
-        return float(sqnr_db(self.outputs, reference.outputs) >= self.least_db)
+    def fidelity(self, reference: RawOutputs) -> float | None:
+        """Return the share of channels that reach `least_db`, of the output in which it is least.
+
+        It is None where no output can be judged: see `channel_sqnr_db`.
+        """
+        bounds = self.least_db if isinstance(self.least_db, Mapping) else dict.fromkeys(self.outputs, self.least_db)
+        judged = {name: channel_sqnr_db(self.outputs[name], reference.outputs[name]) for name in bounds}
+        return min((float((db >= bounds[name]).mean()) for name, db in judged.items() if db.size), default=None)
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         del spec
@@ -52,29 +66,84 @@ class Raw(ModelTask):
     has_large_answers: ClassVar[bool] = True
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
-        del size, outputs
+        del size
         least_db = self.spec.min_sqnr_db
+        names = [output.name for output in outputs]
+        if isinstance(least_db, Mapping) and (unknown := sorted(least_db.keys() - set(names))):
+            raise ConfigError(
+                "decoder.shape",
+                f"min_sqnr_db of {', '.join(unknown)}",
+                f"outputs of the model: {', '.join(names)}",
+                "name outputs as the model does; one number holds for all of them",
+            )
         return lambda batch: RawOutputs(dict(batch), least_db)
 
 
-def sqnr_db(served: Mapping[str, Array], reference: Mapping[str, Array]) -> float:
-    """Return 10 log10(sum ref^2 / sum (served - ref)^2) in dB, the signal to quantisation noise of the worst output.
+def channel_sqnr_db(served: Array, reference: Array) -> NDArray[np.float64]:
+    """Return the signal to quantisation noise of each channel of one output that has a signal or noise, in dB.
 
-    The worst one counts, since pooled outputs would hide a small one behind a large one. No noise at all is +inf;
-    noise on an all-zero reference, or noise that is not finite, is -inf.
+    The signal of a channel is the mean power of its kind: of the channels whose power in the reference is alike. So a
+    class that is not in a frame, whose scores are next to zero, is judged by those that are. Integers, such as classes,
+    are one channel, whose noise is the share of values that differ.
+
+    Returns:
+        float64 (channels,): none where nothing can be judged, since the shapes differ or every value is zero. Values
+        that are not finite, and were so in the reference, count as equal; others are -inf, as is noise without signal.
     """
-    return min(_output_sqnr_db(served[name], output) for name, output in reference.items())
+    if served.shape != reference.shape or not reference.size:
+        return np.empty(0)  # the number of rows is the number of objects, which may come in any order
+    signal, noise = _powers(served, reference)
+    some = (signal > 0.0) | (noise > 0.0)
+    levels = _levels_of_kinds(signal)
+    with np.errstate(divide="ignore"):
+        return np.asarray(10.0 * (np.log10(levels[some]) - np.log10(noise[some])))
 
 
-def _output_sqnr_db(served: Array, reference: Array) -> float:
-    signal = reference.astype(np.float64)
+def channel_axis(shape: Sequence[int]) -> int | None:
+    """Return the axis of an output's channels; None for a single vector, whose values have nothing to be pooled with.
+
+    Nothing states it. A map has the axis first or last: last where that one is shorter than both others. A table has
+    fewer columns than rows. With more axes it is the last, as in the heads of YOLOv5: (batch, anchors, H, W, values).
+
+    >>> channel_axis((1, 84, 8400)), channel_axis((1, 12, 360, 480)), channel_axis((1, 64, 64, 39))
+    (1, 1, 3)
+    """
+    if len(shape) < 3:
+        return None
+    if len(shape) == 3:
+        return 1 if shape[1] < shape[2] else 2
+    if len(shape) == 4:
+        return 3 if shape[3] < min(shape[1], shape[2]) else 1
+    return len(shape) - 1
+
+
+def _powers(served: Array, reference: Array) -> NDArray[np.float64]:
+    """Return the mean power of each channel's reference, and that of its noise: float64 (2, channels)."""
+    if reference.dtype.kind != "f":
+        return np.array([[1.0], [(served != reference).mean()]])
+    expected = reference.astype(np.float64)
+    finite = np.isfinite(expected)
+    same = (served == expected) | (np.isnan(served) & np.isnan(expected))
     with np.errstate(all="ignore"):
-        noise_power = np.square(served - signal).sum()
-        signal_power = np.square(signal).sum()
-        if noise_power == 0.0:
-            return np.inf
-        ratio_db = 10.0 * np.log10(signal_power / noise_power)
-    return float(ratio_db) if np.isfinite(noise_power) else -np.inf
+        noise = np.where(same, 0.0, np.square(served - expected))
+    noise[np.isnan(noise)] = np.inf
+    signal = np.square(np.where(finite, expected, 0.0))
+    axis = channel_axis(reference.shape)
+    others = tuple(each for each in range(reference.ndim) if each != axis)
+    return np.stack([power.mean(others).ravel() for power in (signal, noise)])
+
+
+def _levels_of_kinds(powers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean power of each channel's kind. A channel without a signal is of the kind with the least power."""
+    order = np.argsort(-powers)
+    falling = powers[order]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drops = (falling[1:] > 0.0) & (10.0 * np.log10(falling[:-1] / falling[1:]) > _KIND_DB)
+    kinds = np.concatenate(([0], np.cumsum(drops)))
+    levels = np.bincount(kinds, falling) / np.bincount(kinds)
+    unsorted = np.empty_like(powers)
+    unsorted[order] = levels[kinds]
+    return unsorted
 
 
 def _values(output: Array) -> list[Any]:

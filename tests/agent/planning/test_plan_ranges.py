@@ -49,7 +49,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranges") / "world"
     folder.mkdir()
     onnx.save(uneven_net("SiLU"), folder / "model.onnx")
-    (folder / "model.yaml").write_text(yaml.safe_dump({**RAW, "min_sqnr_db": 25.0}))
+    (folder / "model.yaml").write_text(yaml.safe_dump({**RAW, "min_sqnr_db": 20.0}))
     lights = {"dark": lambda _: 0.1, "bright": lambda _: 1.0, "all": lambda ts: 0.1 + 0.9 * (ts / 4.0)}
     for name, light in lights.items():
         write_clip(folder / f"{name}.avi", light, 4 * FPS if name != "dark" else 12 * FPS)

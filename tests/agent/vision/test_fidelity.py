@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from agent.vision.boxes import LabelledBoxes, iou_matrix
 from agent.vision.detections import Detections, count_matches, match
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.tasks.classify import Classification
-from agent.vision.tasks.raw import RawOutputs, sqnr_db
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:
@@ -67,33 +64,6 @@ def test_counts_add_up_over_a_stretch() -> None:
     assert total == MatchCounts(3, 1, 2)
     assert total.f1 == pytest.approx(6 / 9)
     assert MatchCounts().f1 == 1.0
-
-
-def test_raw_asks_for_an_sqnr() -> None:
-    reference = {"out": np.array([3.0, 4.0], np.float32)}
-    close, far = {"out": np.array([3.0, 4.5], np.float32)}, {"out": np.array([3.0, 4.6], np.float32)}
-    assert sqnr_db(close, reference) == pytest.approx(20.0)  # 25 against 0.25
-    assert fidelity(RawOutputs(close, 19.99), RawOutputs(reference)) == Fidelity(1.0)
-    assert fidelity(RawOutputs(far), RawOutputs(reference)) == Fidelity(0.0)
-
-
-def test_the_worst_output_decides() -> None:
-    reference = {"large": np.full(9, 1000.0), "small": np.full(9, 0.01)}
-    served = {"large": np.full(9, 1000.0), "small": np.full(9, 0.02)}
-    assert sqnr_db(served, reference) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize(
-    ("served", "reference", "expected"),
-    [
-        ([0.0, 0.0], [0.0, 0.0], math.inf),
-        ([0.0, 1.0], [0.0, 0.0], -math.inf),
-        ([math.nan, 1.0], [1.0, 1.0], -math.inf),
-        ([math.inf, 1.0], [1.0, 1.0], -math.inf),
-    ],
-)
-def test_sqnr_at_its_limits(served: list[float], reference: list[float], expected: float) -> None:
-    assert sqnr_db({"out": np.array(served)}, {"out": np.array(reference)}) == expected
 
 
 def test_predictions_of_two_tasks_are_a_bug() -> None:

@@ -10,9 +10,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
-from quantised_zoo import net, qat_net, quantised, sqnr_db
+from quantised_zoo import net, qat_net, quantised
 from zoo import assert_same_bits, by_name, image, residual_net, run
 
+from calibrate.noise import sqnr_db
 from calibrate.plan import PrecisionPlan
 from engines.errors import EngineError
 from engines.graph.load import canonical_hash, load_model

@@ -14,9 +14,10 @@ from bench import Bench, calibrate, picture
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from quantised_zoo import net, qat_net, quantised, sqnr_db
+from quantised_zoo import net, qat_net, quantised
 from zoo import assert_same_bits, image, residual_net, run
 
+from calibrate.noise import sqnr_db
 from engines.graph.load import load_model
 from engines.graph.passes import prepare
 from engines.graph.topology import COMPUTE_OPS, Topology

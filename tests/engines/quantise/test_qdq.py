@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
-from quantised_zoo import sqnr_db
 from zoo import Net, by_name, image, residual_net, run
 
 from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.noise import sqnr_db
 from calibrate.plan import PrecisionPlan
 from engines.calibration import calibrate_histograms
 from engines.errors import EngineError

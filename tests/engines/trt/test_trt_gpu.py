@@ -23,8 +23,9 @@ from zoo import Net, image, rounds_half, run
 
 import engines.trt.backend as tensorrt_backend
 from calibrate.histogram import AbsHistogram
+from calibrate.noise import sqnr_db
 from engines.cuda import cuda_graph
-from engines.interface import Array, BackendOptions, BuildRequest, ShapeRange
+from engines.interface import BackendOptions, BuildRequest, ShapeRange
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.preprocessing import ImageTransform
 from engines.quantise.apply_plan import insert_qdq
@@ -84,11 +85,6 @@ def quantised(source: ModelProto) -> BuildRequest:
     histograms = OnnxRuntimeBackend().observer(BuildRequest(source), placement.taps).observe(image(source)).histograms
     amax = {tap: histogram.amax for tap, histogram in histograms.items()}
     return BuildRequest(insert_qdq(source, placement, amax), "int8", amax=amax)
-
-
-def sqnr_db(expected: Array, found: Array) -> float:
-    noise = float(np.sum((expected.astype(np.float64) - found) ** 2))
-    return 10.0 * float(np.log10(np.sum(expected.astype(np.float64) ** 2) / max(noise, 1e-30)))
 
 
 @pytest.mark.parametrize("precision", LEAST_DB)
