@@ -81,7 +81,7 @@ class Panel:
         """
         tensor, geometry = self._task.preprocess(image)
         engines = self._engines.items()
-        return {name: self._task.decode(engine.infer(tensor), tensor.shape) for name, engine in engines}, geometry
+        return {name: self._task.answer(engine.infer(tensor), tensor) for name, engine in engines}, geometry
 
     def score(self, image: Image, truth: Truth) -> dict[str, Score]:
         """Return the score of each engine on one frame: BGR image (H, W, 3), its label."""

@@ -289,7 +289,7 @@ def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answered:
     outputs = engine.infer(tensor)
     each = np.nan_to_num(open_task(spec).probabilities(outputs))
     classes = [(spec.label(int(index)), float(each[index])) for index in (-each).argsort()[:_TOP_CLASSES]]
-    return Answered(tensor.copy(), outputs, task.decode(outputs, tensor.shape), geometry, classes)
+    return Answered(tensor.copy(), outputs, task.answer(outputs, tensor), geometry, classes)
 
 
 def print_check(check: Check, console: Console) -> None:

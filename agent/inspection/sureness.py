@@ -80,7 +80,7 @@ def measure(engine: Engine, spec: ModelSpec, images: Iterable[Image]) -> Surenes
     def see(image: Image) -> tuple[Mapping[str, Array], Answer]:
         tensor, geometry = vision.preprocess(image)
         outputs = engine.infer(tensor)
-        return outputs, vision.decode(outputs, tensor.shape).in_frame(geometry)
+        return outputs, vision.answer(outputs, tensor).in_frame(geometry)
 
     found = np.array([task.confirmed(see, image) for image in images])
     return Sureness(found[:, 0], found[:, 1])

@@ -144,7 +144,7 @@ class FrameAuditor:
         """Compare answers instead of outputs: each of them follows an operator that selects."""
         with closing(OnnxRuntimeEngine(self._graph.SerializeToString(), threads=1)) as engine:
             task = VisionTask(self._spec, engine.inputs, engine.outputs)
-        answer, found = (task.decode(outputs, frame.tensor.shape) for outputs in (right, frame.outputs))
+        answer, found = (task.answer(outputs, frame.tensor) for outputs in (right, frame.outputs))
         loss = 1.0 - fidelity(found, answer).value
         noise = min(loss / _FLIPS, NoiseDetector.GROSS)
         return Mismatch(noise, "the decoded answer", _db(loss), _db(_FLIPS))

@@ -283,7 +283,7 @@ class ObserverThread(threading.Thread):
                 with span("observe"):
                     tensor, geometry = task.preprocess(served.frame.image)
                     observation = observer.observe(tensor)
-                    reference = task.decode(observation.outputs, tensor.shape)
+                    reference = task.answer(observation.outputs, tensor, geometry)
                     previous = self._previous(served)
                     self.monitors[served.frame.camera].add(served, tensor, observation, reference, previous)
                 if self._sampler is not None:

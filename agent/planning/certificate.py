@@ -314,7 +314,7 @@ class Certifier:
         truth = self._truth(index, tensor)
         if not all(np.isfinite(output).all() for output in outputs.values()):
             return Measurement(1.0, False, truth.pairs(None), latencies_ms)
-        served = self._task.decode(outputs, tensor.shape)
+        served = self._task.answer(outputs, tensor)
         agreement = fidelity(served, truth)
         return Measurement(1.0 - agreement.value, agreement.is_empty, truth.pairs(served), latencies_ms)
 
@@ -322,7 +322,7 @@ class Certifier:
         """Return the reference's answer. It is kept for the next candidate, unless it may be large."""
         if index in self._truths:
             return self._truths[index]
-        truth = self._task.decode(self.reference.infer(tensor), tensor.shape)
+        truth = self._task.answer(self.reference.infer(tensor), tensor)
         if not open_task(self.spec).has_large_answers:
             self._truths[index] = truth
         return truth

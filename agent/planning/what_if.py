@@ -100,7 +100,7 @@ class WhatIf:
                 divergence = self._divergence(outputs, frame, expected, reference_answers)
                 if divergence is not None:
                     divergences.append(divergence)
-                served, reference = (self._task.decode(each, frame.shape) for each in (outputs, expected))
+                served, reference = (self._task.answer(each, frame) for each in (outputs, expected))
                 agreement = fidelity(served, reference)
                 finite = all(np.isfinite(output).all() for output in outputs.values())
                 if not (agreement.is_empty and finite):
@@ -109,7 +109,7 @@ class WhatIf:
 
     def _read(self, outputs: Mapping[str, Array], frame: Array) -> Sequence[Answer]:
         """Return the answers that the task compares."""
-        return [task.decode(outputs, frame.shape) for task in self._listening]
+        return [task.answer(outputs, frame) for task in self._listening]
 
     def _divergence(
         self,

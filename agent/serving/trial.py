@@ -27,6 +27,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import ProbationConfig
 from agent.vision.answer import Answer
+from agent.vision.boxes import Part
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
@@ -265,11 +266,11 @@ class NonFiniteRecorder(VisionTask):
         """Return the names of outputs with NaN or infinity; a candidate's thread waits here for that frame's answer."""
         return self._not_finite if self._clock.wait(self._seen, REHEARSAL_S) else frozenset()
 
-    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Answer:
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...], part: Part | None = None) -> Answer:
         if not self._seen.is_set():
             self._not_finite = _not_finite(outputs)
             self._seen.set()
-        return super().decode(outputs, shape)
+        return super().decode(outputs, shape, part)
 
 
 class CheckedVisionTask(VisionTask):
@@ -291,13 +292,13 @@ class CheckedVisionTask(VisionTask):
         self._expected = {output.name: output.shape for output in outputs}
         self._may_be_not_finite = not_finite
 
-    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Answer:
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...], part: Part | None = None) -> Answer:
         """Decode as VisionTask does. Raises AgentError (`probation.output`)."""
         check_outputs(outputs, self._expected)
         broken = _not_finite(outputs)
         if broken and (wrong := broken - self._may_be_not_finite()):
             raise _wrong(f"NaN or infinite values in {', '.join(sorted(wrong))}", "finite outputs")
-        return super().decode(outputs, shape)
+        return super().decode(outputs, shape, part)
 
 
 def _not_finite(outputs: Mapping[str, Array]) -> frozenset[str]:

@@ -215,12 +215,12 @@ class _PairedRun:
     def _agreement(
         self, column: int, outputs: Mapping[str, Array], expected: Mapping[str, Array], tensor: Array
     ) -> Fidelity:
-        truth = self._task.decode(expected, tensor.shape)
+        truth = self._task.answer(expected, tensor)
         faults = output_faults(outputs, expected, self._declared)
         served = None
         if not faults:
             try:
-                served = self._task.decode(outputs, tensor.shape)
+                served = self._task.answer(outputs, tensor)
             except TaredError as error:
                 faults = [f"its outputs cannot be decoded: {error.found}"]
         if column == 0:

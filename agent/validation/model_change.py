@@ -91,10 +91,10 @@ def _answer(engine: Engine, task: VisionTask, held_out: Array, spec: ModelSpec) 
     image = engine.inputs[0]
     if held_out.dtype == image.dtype and image.accepts(held_out.shape):
         outputs = engine.infer(held_out)
-        return task.decode(outputs, held_out.shape), outputs
+        return task.answer(outputs, held_out), outputs
     tensor, geometry = task.preprocess(input_picture(held_out, spec.input))
     outputs = engine.infer(tensor)
-    return task.decode(outputs, tensor.shape).in_frame(geometry), outputs
+    return task.answer(outputs, tensor).in_frame(geometry), outputs
 
 
 def _check_finite(outputs: Mapping[str, Array], usual: Mapping[str, Array]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.vision.boxes import FloatArray
+from agent.vision.boxes import FloatArray, Part, Size
 from agent.vision.drawing import Picture, scaled
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
@@ -135,6 +135,16 @@ class Answer(ABC):
         """Return how sure this answer and the reference's are; comparable among frames of one model."""
         agreement = self.fidelity(reference)
         return 0.0 if agreement is None else agreement
+
+    def without_padding(self, part: Part, size: Size) -> Self:
+        """Return the answer without what it says of the network input's padding.
+
+        Args:
+            part: Of the network input, which the frame covers.
+            size: (height, width) of the network input in pixels.
+        """
+        del part, size
+        return self
 
     def in_frame(self, geometry: Geometry | None) -> Self:
         """Return the answer with its places in frame pixels.

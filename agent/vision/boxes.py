@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 COVERED = 0.53  # the share of its box that a person covers (Ultralytics, PoseValidator)
 Size = tuple[int, int]  # (height, width) in pixels, mostly of the network input
+Part = tuple[slice, slice]  # rows and columns of a network input
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

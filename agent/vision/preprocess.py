@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import CameraError, ConfigError
-from agent.vision.boxes import Size
+from agent.vision.boxes import Part, Size
 from agent.vision.spec import InputSpec, ModelSpec
 from engines.interface import Array, TensorSpec
 from engines.preprocessing import ImageTransform, Layout, PixelType, image_layout
@@ -174,6 +174,11 @@ class Geometry:
         in_frame: NDArray[np.float32] = (points - offset[:2]) / scale[:2]
         return in_frame
 
+    def part(self, size: Size) -> Part:
+        """Return the part of a network input of this (height, width) that the frame covers."""
+        height, width = round(self.frame_height_px * self.scale_y), round(self.frame_width_px * self.scale_x)
+        return _inside(self.top_px, height, size[0]), _inside(self.left_px, width, size[1])
+
     @cached_property
     def _corners(self) -> NDArray[np.float32]:
         """Return offset, scale and limit of x1 y1 x2 y2."""
@@ -227,6 +232,19 @@ class Preprocessor:
         painter = self._painter(*frame.shape[:2])
         painter.paint(frame)
         return painter.tensor, geometry
+
+    def part_of(self, tensor: Array) -> Part:
+        """Return the part of a network input, a batch of one, that its frame covers: all but the margins of padding.
+
+        A tensor that was kept without its geometry is asked itself. A margin of the frame in the very color of the
+        padding counts as padding.
+        """
+        by_row = tensor[0].transpose(1, 2, 0) if self._network.layout == "NCHW" else tensor[0]
+        shown = (by_row != self._table[self._spec.pad]).any(axis=2)
+        if not shown.any():
+            return slice(None), slice(None)
+        rows, columns = (np.flatnonzero(shown.any(axis=axis)) for axis in (1, 0))
+        return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
 
     def _place(self, frame_height: int, frame_width: int) -> tuple[ImageTransform, Geometry]:
         """Fit frames of one size into the network input, as `resize` and `anchor` of the spec say."""

@@ -84,6 +84,11 @@ class InputSpec(Strict):
         return 1 if self.color == "gray" else 3
 
     @property
+    def has_padding(self) -> bool:
+        """True where the network input may have margins that no frame covers."""
+        return self.resize not in ("stretch", "nearest")
+
+    @property
     def follows_frames(self) -> bool:
         """True where frames of several sizes become network inputs of several sizes."""
         return self.resize in _FOLLOWING

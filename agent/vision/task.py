@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.vision.answer import Answer, Decoder
+from agent.vision.boxes import Part
 from agent.vision.preprocess import Geometry, Preprocessor, network_input
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.opening import open_task
@@ -152,10 +153,11 @@ class VisionTask:
         Raises ConfigError when the spec does not fit the model's inputs or outputs.
         """
         self._clock = clock
-        network = network_input(spec, inputs[0])
+        self._network = network = network_input(spec, inputs[0])
         self._preprocess = Preprocessor(spec.input, network)
 
         task = open_task(spec)
+        self._answers_padding = task.answers_padding and spec.input.has_padding
 
         @lru_cache(maxsize=_OPEN_DECODERS)
         def decoder_for(shape: tuple[int, ...]) -> Decoder:
@@ -178,7 +180,7 @@ class VisionTask:
         outputs = run()
         self.inferred_s = (self._clock.monotonic_ns() - started_ns) / 1e9
         with span("decode"):
-            return self.decode(outputs, shape), geometry
+            return self._decode_frame(outputs, shape, geometry), geometry
 
     def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Answer, Geometry]]:
         """Infer one frame after another. While an overlapping engine computes, the next frame is read and uploaded."""
@@ -227,17 +229,38 @@ class VisionTask:
         """Return the predictions for frames that were started, from their outputs."""
         with span("decode"):
             if len(started) == 1:
-                return [self.decode(outputs, started.shape)]
-            rows = ({name: output[row : row + 1] for name, output in outputs.items()} for row in range(len(started)))
-            return [self.decode(row, started.shape) for row in rows]
+                return [self._decode_frame(outputs, started.shape, started.geometries[0])]
+            return [
+                self._decode_frame(
+                    {name: output[row : row + 1] for name, output in outputs.items()}, started.shape, geometry
+                )
+                for row, geometry in enumerate(started.geometries)
+            ]
 
     def preprocess(self, image: NDArray[np.uint8]) -> tuple[Array, Geometry]:
         """Return the network input of a frame, BGR uint8 (H, W, 3), which the next call may overwrite."""
         return self._preprocess(image)
 
-    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Answer:
-        """Return the prediction for a batch of one, in pixels of the network input, which has this shape."""
-        return self._decoder_for(shape)(outputs)
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...], part: Part | None = None) -> Answer:
+        """Return the prediction for a batch of one, in pixels of the network input, which has this shape.
+
+        part: Of the input, which the frame covers; None: all of it.
+        """
+        answer = self._decoder_for(shape)(outputs)
+        return answer if part is None else answer.without_padding(part, self._network.size(shape))
+
+    def answer(self, outputs: Mapping[str, Array], tensor: Array, geometry: Geometry | None = None) -> Answer:
+        """Return the prediction for a network input of one frame, in its pixels, from an engine's outputs for it.
+
+        geometry: Where the frame lies in it; None: the tensor was kept without.
+        """
+        if geometry is not None:
+            return self._decode_frame(outputs, tensor.shape, geometry)
+        return self.decode(outputs, tensor.shape, self._preprocess.part_of(tensor) if self._answers_padding else None)
+
+    def _decode_frame(self, outputs: Mapping[str, Array], shape: tuple[int, ...], geometry: Geometry) -> Answer:
+        part = geometry.part(self._network.size(shape)) if self._answers_padding else None
+        return self.decode(outputs, shape, part)
 
     def _prepare(
         self, engine: Engine, image: NDArray[np.uint8]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
 from agent.vision.answer import Answer, Decoder
-from agent.vision.boxes import FloatArray, Size
+from agent.vision.boxes import FloatArray, Part, Size
 from agent.vision.drawing import Picture
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame
+from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, without_padding
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.task import ModelTask
 from engines.interface import Array, TensorSpec
@@ -60,6 +60,9 @@ class DepthMap(Answer):
         if self.is_relative:
             found = aligned(found, expected)
         return float((ratios(found[counted], expected[counted]) <= self.max_ratio).mean())
+
+    def without_padding(self, part: Part, size: Size) -> DepthMap:
+        return replace(self, values=without_padding(self.values, part, size, np.nan))
 
     def in_frame(self, geometry: Geometry | None) -> DepthMap:
         """Return the part of the map that the frame covers, at the map's own resolution."""
@@ -107,6 +110,7 @@ class Depth(ModelTask):
     """
 
     can_be_drawn: ClassVar[bool] = True
+    answers_padding: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import ConfigError
-from agent.vision.boxes import Size
+from agent.vision.boxes import Part, Size
 from agent.vision.preprocess import Geometry
 from engines.interface import TensorSpec
 
@@ -54,6 +54,23 @@ def part_of_frame(values: NDArray[MapT], covered: Size, geometry: Geometry, fill
     taken: NDArray[MapT] = values[..., rows.clip(0, height - 1), :][..., columns.clip(0, width - 1)]
     taken[..., ~is_there] = fill
     return taken
+
+
+def without_padding(values: NDArray[MapT], part: Part, size: Size, fill: float) -> NDArray[MapT]:
+    """Return a map (..., h, w) of the whole network input with a fill where it is padding.
+
+    Args:
+        part: Of the network input, which the frame covers. A cell is in it if its middle is.
+        size: (height, width) of the network input in pixels.
+        fill: The value of what the frame does not cover.
+    """
+    rows, columns = (
+        slice(*np.searchsorted((np.arange(length) + 0.5) * side / length, span.indices(side)[:2]))
+        for length, side, span in zip(values.shape[-2:], size, part, strict=True)
+    )
+    kept: NDArray[MapT] = np.full_like(values, fill)
+    kept[..., rows, columns] = values[..., rows, columns]
+    return kept
 
 
 def run_lengths(mask: NDArray[np.bool_]) -> list[int]:

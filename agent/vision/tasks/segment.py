@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
 from agent.vision.answer import Answer, Decoder, ServedClass
-from agent.vision.boxes import Size
+from agent.vision.boxes import Part, Size
 from agent.vision.drawing import COLORS, Picture
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths
+from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths, without_padding
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, image_of
 from engines.interface import Array, TensorSpec
@@ -75,6 +75,9 @@ class LabelMap(Answer):
             instead = None if most in (NOTHING, each) else most
             pairs.append((each, each if ious[each] >= _SAME_CLASS else instead))
         return pairs
+
+    def without_padding(self, part: Part, size: Size) -> LabelMap:
+        return LabelMap(without_padding(self.classes, part, size, NOTHING), self.covered)
 
     def in_frame(self, geometry: Geometry | None) -> LabelMap:
         """Return the part of the map that the frame covers, at the map's own resolution."""
@@ -138,6 +141,7 @@ class Segment(ModelTask):
     """
 
     can_be_drawn: ClassVar[bool] = True
+    answers_padding: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
 

@@ -38,6 +38,7 @@ class ModelTask(ABC):
         decoders: Names of its decoders; empty: it takes none.
         can_be_drawn: An answer can be drawn into a picture.
         has_large_answers: They are too large to be kept by the dozen.
+        answers_padding: An answer has values also for the padding of the network input.
         has_open_outputs: The number of rows of an output may depend on the frame.
         finds_objects: An answer that is not empty shows that the camera sees something.
         frames_to_check: So many suffice to compare specs by it.
@@ -49,6 +50,7 @@ class ModelTask(ABC):
     decoders: ClassVar[tuple[str, ...]] = ()
     can_be_drawn: ClassVar[bool] = False
     has_large_answers: ClassVar[bool] = False
+    answers_padding: ClassVar[bool] = False
     has_open_outputs: ClassVar[bool] = False
     finds_objects: ClassVar[bool] = False
     frames_to_check: ClassVar[int] = 1

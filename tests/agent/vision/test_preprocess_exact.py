@@ -44,6 +44,7 @@ def check(spec: InputSpec, taken: NetworkInput, preprocess: Preprocessor, frame_
     assert (geometry.scale_y, geometry.scale_x) == (inner[0] / frame_size[0], inner[1] / frame_size[1])
     corner = [(whole - part) // 2 if spec.anchor == "center" else 0 for whole, part in zip(size, inner, strict=True)]
     assert [geometry.top_px, geometry.left_px] == corner
+    assert preprocess.part_of(tensor) == geometry.part(size)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])

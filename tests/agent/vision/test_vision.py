@@ -13,10 +13,12 @@ from overlapping_engine import OverlappingDeviceEngine
 from zoo import Net
 
 from agent.common.errors import ConfigError
+from agent.vision.fidelity import fidelity
+from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.raw import RawOutputs
-from engines.interface import BuildRequest, Engine, OverlappingEngine
+from engines.interface import BuildRequest, Engine, OverlappingEngine, TensorSpec
 from engines.registry import open_backend
 
 SPEC: dict[str, Any] = {
@@ -27,6 +29,7 @@ SPEC: dict[str, Any] = {
 PROFILES = [{"image": {"min": [1, 3, 8, 8], "opt": [1, 3, 24, 32], "max": [1, 3, 40, 48]}}]
 
 ONE_SIZE, ANY_SIZE = (1, 3, 24, 32), (1, 3, "height", "width")
+ONE_MAP = (1, 24, 32)
 
 
 @pytest.fixture
@@ -86,3 +89,24 @@ def test_frames_overlap_and_come_out_in_order(engine: Engine, count: int) -> Non
         assert all(np.allclose(output, other.outputs[name], atol=1e-5) for name, output in one.outputs.items())
     assert overlapping.most == min(count, 2)
     assert overlapping.under_way == {}
+
+
+@pytest.mark.parametrize("task", ["segment", "depth"])
+def test_maps_are_compared_where_the_frame_is(task: str) -> None:
+    """A frame of 12 rows and 32 columns, in the middle of an input of 24 rows."""
+    keys = {"depth": "metric"} if task == "depth" else {"labels": ["near", "far"]}
+    spec = ModelSpec.model_validate({"path": "m.onnx", "task": task, "input": {"anchor": "center"}, **keys})
+    image, depths = (TensorSpec(name, np.dtype(np.float32), shape) for name, shape in (("x", ONE_SIZE), ("y", ONE_MAP)))
+    vision = VisionTask(spec, [image], [depths])
+    tensor, geometry = vision.preprocess(np.full((12, 32, 3), 7, np.uint8))
+    reference, padding, margin = (np.ones(ONE_MAP, np.float32) for _ in range(3))
+    padding[:, :6], padding[:, 18:] = 0.0, 0.0
+    margin[:, 6:12] = 0.0
+
+    def agreement(served: np.ndarray, geometry: Geometry | None) -> float:
+        answers = (vision.answer({"y": output}, tensor, geometry) for output in (served, reference))
+        return fidelity(*answers).value
+
+    for known in (geometry, None):
+        assert agreement(padding, known) == 1.0
+        assert agreement(margin, known) == pytest.approx(0.25 if task == "segment" else 0.5)
