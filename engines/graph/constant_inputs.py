@@ -91,25 +91,26 @@ def _is_size(side: Dim) -> TypeGuard[int]:
     return isinstance(side, int) and side > 0
 
 
-def image_first(model: ModelProto) -> list[ValueInfoProto]:
-    """Return the inputs of a graph, the image before the others; as they are where none is an image, or several are."""
+def image_and_others(model: ModelProto) -> tuple[ValueInfoProto | None, list[ValueInfoProto]]:
+    """Return the one input of an image's shape, and the others; no image where none can be it, or several can."""
     values = graph_inputs(model)
-    images = [value for value in values if _is_image(value)]
-    return sorted(values, key=lambda value: value is not images[0]) if len(images) == 1 else values
-
-
-def _is_image(value: ValueInfoProto) -> bool:
-    declared = value_type(value)
-    is_typed = declared.elem_type in (TensorProto.FLOAT, TensorProto.UINT8)
-    return is_typed and declared.shape is not None and image_layout(declared.shape) is not None
+    shaped = [value for value in values if image_layout(value_type(value).shape or ()) is not None]
+    typed = [value for value in shaped if value_type(value).elem_type in (TensorProto.FLOAT, TensorProto.UINT8)]
+    images = typed or shaped
+    if len(images) != 1:
+        return None, values
+    return images[0], [value for value in values if value is not images[0]]
 
 
 def proposed_constants(model: ModelProto) -> dict[str, list[int] | None]:
     """Return what each input beside the image gets, so that boxes come in pixels of the network's input.
 
-    None stands where the name is not known, or height and width of the image are open.
+    None stands where the name is not known, or height and width of the image are open. Without an image there is
+    nothing to propose.
     """
-    image, *others = image_first(model)
+    image, others = image_and_others(model)
+    if image is None:
+        return {}
     shape = value_type(image).shape or ()
     sides = shape[2:] if image_layout(shape) == "NCHW" else shape[1:3]
     return {value.name: _proposed(value, sides) for value in others}

@@ -261,7 +261,7 @@ def _check_input(model: ModelProto) -> None:
 
 def _without_further(model: ModelProto) -> str:
     """Return the remedy for a model of more inputs than the image."""
-    further = proposed_constants(model) if len(graph_inputs(model)) > 1 else {}
+    further = proposed_constants(model)
     if not further:
         return "export it with the image as its only input"
     values = ", ".join(f"{name}: {'...' if value is None else value}" for name, value in further.items())
