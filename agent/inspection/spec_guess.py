@@ -205,23 +205,22 @@ def _detr(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
     if ranks == [3, 3] and _has_attention(operators) and _fits("rtdetr", facts, size):
         boxes, logits = _boxes_first(outputs)
         if not boxes.are_boxes and not {"Softmax", "Sigmoid"} & {*logits.made_by[-1:]}:
-            yield from _queries(facts, size, logits)
+            yield from _queries(facts, size, boxes, logits)
 
 
 def _has_attention(operators: frozenset[str]) -> bool:
     return "Attention" in operators or ("Softmax" in operators and bool({"MatMul", "Einsum"} & operators))
 
 
-def _queries(facts: GraphFacts, size: tuple[int, int], logits: GraphOutput) -> Iterator[Head]:
+def _queries(facts: GraphFacts, size: tuple[int, int], boxes: GraphOutput, logits: GraphOutput) -> Iterator[Head]:
     """Yield the readings of logits and boxes of queries.
 
     The shapes do not say if a sigmoid or a softmax makes the scores. A graph that chooses the best queries, or samples
-    maps where they look, is a later DETR, which has sigmoids.
+    maps where they look, is a later DETR, which has sigmoids. RF-DETR's sides are multiples of those it starts from.
     """
     classes = logits.closed[2] or 0
     later = {"TopK", "GridSample"} & facts.operators
-    convention = "rf-detr" if {output.name for output in facts.outputs} == {"dets", "labels"} else "rtdetr"
-    convention = convention if "TopK" in later or convention == "rf-detr" else "detr"
+    convention = "detr" if "TopK" not in later else "rf-detr" if "Mul" in boxes.made_by else "rtdetr"
     reason = "logits and boxes of queries, by attention; "
     by_sigmoid = Head("detect", "rtdetr", "likely", f"{reason}{' and '.join(sorted(later))} as in later DETRs", classes)
     by_sigmoid = replace(by_sigmoid, convention=convention)

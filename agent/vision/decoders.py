@@ -185,8 +185,8 @@ def _queries(outputs: Outputs, expected: str, fewest: int) -> tuple[FloatArray, 
 
 
 def _sigmoid(logits: FloatArray) -> FloatArray:
-    """Return 1 / (1 + exp(-x)) by a tangent that cannot overflow."""
-    scores: FloatArray = np.float32(0.5) + np.float32(0.5) * np.tanh(logits * np.float32(0.5))
+    """Return 1 / (1 + exp(-x)), by powers that cannot overflow."""
+    scores: FloatArray = np.exp(np.minimum(logits, np.float32(0.0))) / (np.float32(1.0) + np.exp(-np.abs(logits)))
     return scores
 
 

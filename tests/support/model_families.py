@@ -266,8 +266,9 @@ def rtdetr(net: Net) -> ModelProto:
 
 def rf_detr(net: Net) -> ModelProto:
     queries = _best(net, _queries(net))
-    boxes = net.node("MatMul", queries, net.weight(8, 4))
-    return net.model(_named(net, boxes, "dets"), _named(net, _logits(net, queries, CLASSES), "labels"))
+    centres, sides = (net.node("MatMul", queries, net.weight(8, 2)) for _ in range(2))
+    boxes = [net.node("Add", centres, net.weight(1, 20, 2)), net.node("Mul", sides, net.weight(1, 20, 2))]
+    return net.model(_named(net, _joined(net, boxes, 2), "dets"), _named(net, _logits(net, queries, CLASSES), "labels"))
 
 
 def deformable_detr(net: Net) -> ModelProto:
