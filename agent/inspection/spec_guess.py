@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -205,32 +205,26 @@ def _detr(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
     if ranks == [3, 3] and _has_attention(operators) and _fits("rtdetr", facts, size):
         boxes, logits = _boxes_first(outputs)
         if not boxes.are_boxes and not {"Softmax", "Sigmoid"} & {*logits.made_by[-1:]}:
-            yield from _queries(facts, size, boxes, logits)
+            yield from _queries(facts, boxes, logits)
 
 
 def _has_attention(operators: frozenset[str]) -> bool:
     return "Attention" in operators or ("Softmax" in operators and bool({"MatMul", "Einsum"} & operators))
 
 
-def _queries(facts: GraphFacts, size: tuple[int, int], boxes: GraphOutput, logits: GraphOutput) -> Iterator[Head]:
+def _queries(facts: GraphFacts, boxes: GraphOutput, logits: GraphOutput) -> Iterator[Head]:
     """Yield the readings of logits and boxes of queries.
 
     The shapes do not say if a sigmoid or a softmax makes the scores. A graph that chooses the best queries, or samples
     maps where they look, is a later DETR, which has sigmoids. RF-DETR's sides are multiples of those it starts from.
     """
-    classes = logits.closed[2] or 0
-    later = {"TopK", "GridSample"} & facts.operators
+    classes, later = logits.closed[2] or 0, sorted({"TopK", "GridSample"} & facts.operators)
     convention = "detr" if "TopK" not in later else "rf-detr" if "Mul" in boxes.made_by else "rtdetr"
-    reason = "logits and boxes of queries, by attention; "
-    by_sigmoid = Head("detect", "rtdetr", "likely", f"{reason}{' and '.join(sorted(later))} as in later DETRs", classes)
-    by_sigmoid = replace(by_sigmoid, convention=convention)
-    by_softmax = Head("detect", "detr", "likely", f"{reason}no TopK, no GridSample: as in the first DETR", classes - 1)
-    if later:
-        yield by_sigmoid
-    if _fits("detr", facts, size):
-        yield by_softmax if not later else replace(by_softmax, sureness="guess")
-    if not later:
-        yield replace(by_sigmoid, sureness="guess")
+    reason = f"logits and boxes of queries, by attention; {' and '.join(later) or 'no TopK and no GridSample'}"
+    certainty: tuple[Sureness, Sureness] = ("likely", "guess") if later else ("guess", "likely")
+    sigmoid = Head("detect", "rtdetr", certainty[0], f"{reason}: later DETRs", classes, convention=convention)
+    softmax = Head("detect", "detr", certainty[1], f"{reason}: the first DETR", classes - 1)
+    yield from (sigmoid, softmax) if later or classes < 2 else (softmax, sigmoid)
 
 
 def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:

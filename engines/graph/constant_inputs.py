@@ -23,7 +23,7 @@ Constants = Mapping[str, Any]  # by the input's name: a number, or nested lists 
 NO_CONSTANTS: Constants = {}
 
 _CORRECT = "correct it under 'inputs' in the spec"
-_MOST_VALUES = 1 << 24  # of one constant; a model's file may declare an input of any size
+_MOST_VALUES = 1 << 24  # that one constant may have; a model's file may declare an input of any size
 _FIRST_IR_OF_BARE_INITIALIZERS = 4  # before it, initialisers had to be inputs, too
 # What inputs of known names get, of the height and width of the network's input, so that boxes come in its pixels:
 # RT-DETR, D-FINE and DEIM; PaddleDetection; YOLOv3 of the ONNX model zoo; Caffe's Faster R-CNN.

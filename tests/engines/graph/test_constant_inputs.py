@@ -1,4 +1,4 @@
-"""Inputs beside the image become constants of the graph, for whoever reads it afterwards."""
+"""Inputs beside the image become constants of the graph, before anybody else reads it."""
 
 from __future__ import annotations
 
