@@ -27,14 +27,14 @@ def node_macs(master: ModelProto) -> dict[str, int]:
     for node in master.graph.node:
         if node.op_type not in COMPUTE_OPS:
             continue
-        weight = _sizes(types, node.input[1]) or (1,)  # the rank of an activation may be unknown
+        weight = _sizes(types, node.input[1])
         if node.op_type == "Conv":  # each output element: one kernel over the input channels of its group
             macs[node.name] = _elements(types, node.output[0]) * prod(weight[1:])
         elif node.op_type == "ConvTranspose":  # each input element: one kernel over the output channels of its group
             macs[node.name] = _elements(types, node.input[0]) * prod(weight[1:])
         else:
-            is_transposed = node.op_type == "Gemm" and attribute(node, "transB", 0)
-            macs[node.name] = _elements(types, node.output[0]) * (weight[-1] if is_transposed else weight[-2:][0])
+            inner = weight[1 if attribute(node, "transB", 0) else 0] if node.op_type == "Gemm" else weight[-2]
+            macs[node.name] = _elements(types, node.output[0]) * inner
     return macs
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import ModelProto, helper
+from onnx import ModelProto
 from zoo import Net, by_name, residual_net, run
 
 from calibrate.plan import PrecisionPlan
@@ -47,18 +47,6 @@ def test_a_layer_its_activation_and_the_add_it_completes_are_one_group() -> None
         ("Gemm_t9",),
     ]
     assert grouping.edges == ((0, 1, 256), (0, 2, 256), (1, 2, 256), (2, 3, 256))
-
-
-def test_a_product_with_a_vector_counts_its_length() -> None:
-    """D-FINE's sum over distances; and a product of two activations whose rank is unknown."""
-    net = Net((1, 3, 8, 8))
-    rows = net.node("Reshape", net.conv("image", 3, 4), net.constant(np.array([1, 64, 4])))
-    vector = net.node("MatMul", rows, net.weight(4))
-    sizes = net.node("Cast", net.node("Cast", net.constant(np.array([4, 5])), to=1), to=7)
-    unknown = net.node("Expand", net.weight(1), net.node("Abs", sizes))
-    model = net.model(vector)
-    model.graph.node.append(helper.make_node("MatMul", [rows, unknown], ["more"], name="unknown"))
-    assert node_macs(model) | {"unknown": 0} == {"Conv_t0": 4 * 64 * 27, "MatMul_t2": 64 * 4, "unknown": 0}
 
 
 def test_silu_is_fused_and_two_readers_of_one_tensor_stay_apart() -> None:
