@@ -204,7 +204,8 @@ def _detr(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
         yield Head("detect", "rtdetr", "sure" if is_said else "likely", reason, 0 if columns == 6 else columns - 4)
     if ranks == [3, 3] and _has_attention(operators) and _fits("rtdetr", facts, size):
         boxes, logits = _boxes_first(outputs)
-        if not boxes.are_boxes and not {"Softmax", "Sigmoid"} & {*logits.made_by[-1:]}:
+        is_grid = boxes.closed[1] in (_cells(size, 3), _cells(size, 4))  # a YOLO with attention has cells, no queries
+        if not (is_grid or boxes.are_boxes or {"Softmax", "Sigmoid"} & {*logits.made_by[-1:]}):
             yield from _queries(facts, boxes, logits)
 
 

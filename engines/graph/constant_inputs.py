@@ -24,6 +24,7 @@ NO_CONSTANTS: Constants = {}
 
 _CORRECT = "correct it under 'inputs' in the spec"
 _MOST_VALUES = 1 << 24  # that one constant may have; a model's file may declare an input of any size
+_MOST_SHOWN = 80  # characters of a constant
 _FIRST_IR_OF_BARE_INITIALIZERS = 4  # before it, initialisers had to be inputs, too
 # What inputs of known names get, of the height and width of the network's input, so that boxes come in its pixels:
 # RT-DETR, D-FINE and DEIM; PaddleDetection; YOLOv3 of the ONNX model zoo; Caffe's Faster R-CNN.
@@ -58,7 +59,8 @@ def pin_inputs(model: ModelProto, constants: Constants) -> None:
 def _as_declared(value: ValueInfoProto, constant: Any) -> Array:
     """Return a constant in the type and the shape of its input."""
     declared = value_type(value)
-    shown = f"{constant} for input {described(value)}"
+    text = str(constant)
+    shown = f"{text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}...'} for input {described(value)}"
     if declared.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING) or declared.shape is None:
         raise _unfit(shown, "an input of numbers, of a known rank", "export the model without that input")
     dtype = helper.tensor_dtype_to_np_dtype(declared.elem_type)
@@ -118,10 +120,12 @@ def proposed_constants(model: ModelProto) -> dict[str, list[int] | None]:
 
 def _proposed(value: ValueInfoProto, sides: Sequence[Dim]) -> list[int] | None:
     closed = [side for side in sides if _is_size(side)]
-    proposal = _KNOWN[value.name](*closed) if value.name in _KNOWN and len(closed) == 2 else None
+    if value.name not in _KNOWN or len(closed) < len(sides):
+        return None
+    proposal = _KNOWN[value.name](*closed)
     try:
         _as_declared(value, proposal)
-    except EngineError:  # an input of that name with another meaning; or there is no proposal
+    except EngineError:  # an input of that name with another meaning
         return None
     return proposal
 

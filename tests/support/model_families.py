@@ -230,9 +230,9 @@ def centres_and_logits(net: Net) -> ModelProto:
     return net.model(_rows(net, _map(net, 8, 20), 20), net.node("Sigmoid", _rows(net, _map(net, 8, 4), 4)))
 
 
-def _queries(net: Net) -> str:
+def _queries(net: Net, strides: Sequence[int] = (8,)) -> str:
     """(1, cells, 8), by attention of each cell to all."""
-    cells = _rows(net, _map(net, 8, 8), 8)
+    cells = _joined(net, [_rows(net, _map(net, stride, 8), 8) for stride in strides], 1)
     products = net.node("MatMul", cells, net.node("Transpose", cells, perm=[0, 2, 1]))
     return net.node("MatMul", net.node("Softmax", products, axis=2), cells)
 
@@ -247,6 +247,12 @@ def _logits(net: Net, queries: str, classes: int) -> str:
 
 def _centres(net: Net, queries: str) -> str:
     return net.node("Sigmoid", net.node("MatMul", queries, net.weight(8, 4)))
+
+
+def cells_with_attention(net: Net) -> ModelProto:
+    """A YOLO that has attention and is cut off before its decoding: places of a grid, no queries."""
+    cells = _queries(net, STRIDES)
+    return net.model(_logits(net, cells, 20), net.node("MatMul", cells, net.weight(8, 4)))
 
 
 def detr(net: Net) -> ModelProto:
@@ -346,7 +352,7 @@ ULTRALYTICS: dict[Family, tuple[str, str, str]] = {
 }
 CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier, squeezed_classifier, squeezed_softmax)
 SEGMENTERS: tuple[Family, ...] = (segmentation, segmentation_argmax, one_mask)
-OTHERS: tuple[Family, ...] = (picture, centres_and_logits, regression, yolov8_undecoded)
+OTHERS: tuple[Family, ...] = (picture, centres_and_logits, cells_with_attention, regression, yolov8_undecoded)
 
 
 def family(make: Family, shape: Shape = IMAGE) -> ModelProto:
