@@ -218,7 +218,7 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
         for image in read_spread(source, count):
             images.append(image)
             bar.update(len(images))
-    heads = fitting_heads(read_facts(spec.path)) if task.decoders else ()
+    heads = fitting_heads(read_facts(spec.path, spec.inputs)) if task.decoders else ()
     heads = tuple(head for head in heads if head.task == spec.task)
     written = unchanged(spec, is_guessed)
     with closing(open_backend("onnxruntime", BackendOptions(threads)).load(model.master.SerializeToString())) as engine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from onnx import ModelProto, numpy_helper
 
 from agent.inspection.graph_run import run_apart
 from engines.errors import EngineError
+from engines.graph.constant_inputs import Constants, image_and_others, pin_inputs, proposed_constants
 from engines.graph.load import parse_model
 from engines.graph.topology import Dim, Topology, tensor_types, type_name, value_type
 from engines.preprocessing import IMAGE_CHANNELS, Layout, image_layout
@@ -26,7 +28,7 @@ _PASSING = (
     "QuantizeLinear", "DequantizeLinear",
 )  # fmt: skip
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div")
-Constants = NDArray[np.float64]
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class GraphOutput(GraphTensor):
 class Scaling:
     """The first thing that a graph does with its image: x * gain + bias, each of one value or one per channel."""
 
-    gain: Constants
-    bias: Constants
+    gain: Values
+    bias: Values
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,10 @@ class GraphFacts:
     """The facts of one graph.
 
     Args:
+        inputs: the image first, where one input can be it.
         layout: of the image; None where neither fits.
-        size: (height, width) of the image, the assumed one where it is open; None where the input is not one image.
+        size: (height, width) of the image, the assumed one where it is open; None where no input is the image.
+        constants: of each further input, the value that it is taken to have; None where nothing is known of it.
         scaling: None where the graph does not scale its image.
     """
 
@@ -81,10 +85,11 @@ class GraphFacts:
     metadata: dict[str, str]
     producer: str
     opset: int
+    constants: Mapping[str, Any]
 
     @property
     def channels(self) -> int | None:
-        """The channels of the image; None where the input is not one image, or leaves them open."""
+        """The channels of the image; None where no input is the image, or it leaves them open."""
         return None if self.layout is None else self.inputs[0].shape[1 if self.layout == "NCHW" else 3]
 
     @property
@@ -94,16 +99,27 @@ class GraphFacts:
         return self.layout is not None and None in self.inputs[0].shape[sides]
 
 
-def read_facts(path: Path) -> GraphFacts:
-    """Read the facts of an ONNX file. Raises EngineError as `parse_model`, and `model.invalid` as `load_model`."""
+def read_facts(path: Path, constants: Constants | None = None) -> GraphFacts:
+    """Read the facts of an ONNX file.
+
+    Args:
+        constants: the values of its further inputs; None: those that tared proposes.
+
+    Raises EngineError as `parse_model` and `pin_inputs`, and `model.invalid` as `load_model`.
+    """
     model = parse_model(path)
+    image, others = image_and_others(model)
+    inputs = tuple(map(_tensor, [*([] if image is None else [image]), *others]))
+    layout = image_layout(inputs[0].shape) if image is not None else None
+    size = _close_size(image, layout) if image is not None and layout else None
+    further: Mapping[str, Any] = proposed_constants(model)
+    if constants is not None:
+        further = {value.name: constants.get(value.name) for value in others}
+    pin_inputs(model, {name: value for name, value in further.items() if value is not None})
     topology = Topology(model)
-    values = [value for value in model.graph.input if value.name in topology.inputs]
-    inputs = tuple(_tensor(value) for value in values)
-    layout = image_layout(inputs[0].shape) if len(inputs) == 1 else None
-    size = _close_size(values[0], layout) if layout else None
     shapes = _inferred_shapes(model, path)
-    ran = run_apart(model, *_image(values[0])) if layout and _needs_run(shapes) else {}
+    can_run = image is not None and None not in further.values()
+    ran = run_apart(model, *_image(image)) if image is not None and can_run and _needs_run(shapes) else {}
     shapes |= {name: output.shape for name, output in ran.items()}
     outputs = tuple(
         GraphOutput(
@@ -124,6 +140,7 @@ def read_facts(path: Path) -> GraphFacts:
         metadata={entry.key: entry.value for entry in model.metadata_props},
         producer=model.producer_name,
         opset=next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0),
+        constants=further,
     )
 
 
@@ -207,7 +224,7 @@ def _scaling(topology: Topology, tensor: str) -> Scaling | None:
     return Scaling(gain, bias) if steps else None
 
 
-def _constant(topology: Topology, tensor: str) -> Constants | None:
+def _constant(topology: Topology, tensor: str) -> Values | None:
     """Return the value, or the values per channel, of a constant; None where a tensor is no such constant."""
     stored = topology.initializers.get(tensor)
     producer = topology.producers.get(tensor)

@@ -30,6 +30,7 @@ from agent.inspection.spec_guess import Guess, guess_head, guess_spec
 from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
 from engines.errors import EngineError
+from engines.graph.constant_inputs import NO_CONSTANTS, Constants
 from engines.graph.load import load_model
 from engines.interface import Backend, ProfiledEngine
 from engines.store.artefact import Artefact, check_runtime, read_artefact
@@ -87,16 +88,24 @@ def inspect_model(path: Path) -> ModelInspection:
     Raises EngineError as `load_model` does. Only `model.input` becomes the inspection's `refusal` instead: the guesses
     help to export the model again.
     """
-    refusal = ""
+    refusal = _refusal(path, NO_CONSTANTS)
+    facts = read_facts(path)
+    constants = {name: value for name, value in facts.constants.items() if value is not None}
+    if constants:
+        refusal = _refusal(path, constants)
+    head = guess_head(facts)
+    return ModelInspection(path, facts, tuple(guess_spec(facts, head)), refusal, head.classes)
+
+
+def _refusal(path: Path, constants: Constants) -> str:
+    """Return why a graph with these constants cannot be used; empty if it can."""
     try:
-        load_model(path)
+        load_model(path, constants)
     except EngineError as error:
         if error.code != "model.input":
             raise
-        refusal = str(error)
-    facts = read_facts(path)
-    head = guess_head(facts)
-    return ModelInspection(path, facts, tuple(guess_spec(facts, head)), refusal, head.classes)
+        return str(error)
+    return ""
 
 
 def write_spec(inspection: ModelInspection, path: Path, may_overwrite: bool) -> None:

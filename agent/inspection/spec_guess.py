@@ -4,7 +4,8 @@
 `guess_spec` guesses the other keys. What no graph shows, as resizing and thresholds, comes from `CONVENTIONS`: how the
 project that publishes each family of models prepares its images, as its own demo does it. These are Megvii YOLOX
 (preproc), Ultralytics (LetterBox, default.yaml), UltraFace (run_video_face_detect_onnx.py), FastestDet (test.py),
-NanoDet (its configurations), OpenCV's FaceDetectorYN, and torchvision's reference classification.
+NanoDet (its configurations), OpenCV's FaceDetectorYN, torchvision's reference classification, RT-DETR and D-FINE (their
+onnxruntime demos), RF-DETR (predict), and DETR (transformers, DetrImageProcessor).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agent.vision.registry import task_class
 from agent.vision.tasks.classify import class_count
 from agent.vision.tasks.maps import has_proportions
 from agent.vision.tasks.segment import class_axes
+from engines.graph.constant_inputs import box_size
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]}
@@ -44,12 +46,17 @@ class Convention(NamedTuple):
     iou: float = 0.5
 
 
+_STRETCHED = {"color": "rgb", "resize": "stretch", "scale": 1 / 255}
 _LETTERBOXED = {"color": "rgb", "resize": "letterbox", "anchor": "center", "pad": 114, "scale": 1 / 255}
 CONVENTIONS: Mapping[str, Convention] = {
     "yolox": Convention("YOLOX", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114}, 0.3, 0.45),
     "yolov5": Convention("YOLOv5", _LETTERBOXED, 0.25, 0.45),
     "yolov8": Convention("Ultralytics", _LETTERBOXED, 0.25, 0.7),
     "end2end": Convention("Ultralytics", _LETTERBOXED, 0.25),
+    # Frames keep their proportions in a DETR, and lie on the mean color, which is 0 behind mean and std.
+    "detr": Convention("DETR", {**_LETTERBOXED, "anchor": "top-left", **IMAGENET}, 0.5),
+    "rtdetr": Convention("RT-DETR", _STRETCHED, 0.5),
+    "rf-detr": Convention("RF-DETR", {**_STRETCHED, **IMAGENET}, 0.5),
     "ssd": Convention("UltraFace", {"color": "rgb", "resize": "stretch", "mean": [127.0], "std": [128.0]}, 0.7, 0.3),
     "fastestdet": Convention("FastestDet", {"color": "bgr", "resize": "stretch", "scale": 1 / 255}, 0.65, 0.45),
     "nanodet": Convention("NanoDet", {"resize": "letterbox", "anchor": "center", "pad": 0, **_NANODET}, 0.35, 0.6),
@@ -62,6 +69,7 @@ CONVENTIONS: Mapping[str, Convention] = {
 
 # Its classifiers are fed values of 0 to 1, and the middle of the picture, which a stretched one comes next to.
 _ULTRALYTICS_CLASSIFY = Convention("Ultralytics", {"color": "rgb", "resize": "stretch", "scale": 1 / 255})
+_ULTRALYTICS_DETR = Convention("Ultralytics", _STRETCHED, 0.25)
 _ULTRALYTICS_TASKS = {"segment": "instance", "pose": "pose", "obb": "obb"}  # its names and ours
 
 Sureness = Literal["sure", "likely", "guess"]
@@ -85,6 +93,7 @@ class Head:
     Args:
         classes: how many the outputs have; 0 where that cannot be known.
         keypoints: how many an object has.
+        convention: a key of `CONVENTIONS`; empty: the decoder's own, or the task's.
     """
 
     task: str
@@ -93,6 +102,7 @@ class Head:
     reason: str
     classes: int = 0
     keypoints: int = 0
+    convention: str = ""
 
 
 def guess_head(facts: GraphFacts) -> Head:
@@ -147,6 +157,7 @@ def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
         yield from _ssd(outputs)
     if len(outputs) == 1 and outputs[0].made_by[-1:] == ("ArgMax",):
         yield from _map(size, outputs[0])
+    yield from _detr(facts, size)
     yield from _extended(facts, size, "instance")
     flat = [output for output in outputs if len(output.closed) == 3]
     if len(flat) == 1 and None not in flat[0].closed:
@@ -157,7 +168,7 @@ def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
 
 def _ssd(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
     """Yield the readings of boxes and scores. Boxes that a run has shown to be none are offsets, or of another form."""
-    boxes, scores = sorted(outputs, key=lambda output: (output.closed[2] != 4, "box" not in output.name.lower()))
+    boxes, scores = _boxes_first(outputs)
     classes = (scores.closed[2] or 1) - 1
     has_background = scores.made_by == ("Softmax",)
     if boxes.are_boxes and has_background:
@@ -173,6 +184,48 @@ def _ssd(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
             "outside the graph: export it with its box decoding, or name a decoder of your own"
         )
         yield Head("raw", None, "likely", reason)
+
+
+def _boxes_first(outputs: tuple[GraphOutput, ...]) -> list[GraphOutput]:
+    return sorted(outputs, key=lambda output: (output.closed[2] != 4, "box" not in output.name.lower()))
+
+
+def _detr(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
+    """Yield the readings of a transformer's queries: with scores in the graph, or as logits beside boxes."""
+    outputs, operators = facts.outputs, facts.operators
+    ranks = sorted(len(output.closed) for output in outputs)
+    if ranks == [2, 2, 3] and _fits("end2end", facts, size):
+        sureness: Sureness = "sure" if box_size(facts.constants) is not None else "likely"
+        yield Head("detect", "end2end", sureness, "labels, boxes and scores of objects", convention="rtdetr")
+    is_said = facts.metadata.get("head") == "RTDETRDecoder"  # Ultralytics' exporter writes it
+    if ranks == [3] and (is_said or {"TopK", "GridSample"} <= operators) and _fits("rtdetr", facts, size):
+        columns = outputs[0].closed[2] or 0
+        reason = f"{columns} columns: boxes and scores of queries, as Ultralytics' RT-DETR has them"
+        yield Head("detect", "rtdetr", "sure" if is_said else "likely", reason, 0 if columns == 6 else columns - 4)
+    if ranks == [3, 3] and _has_attention(operators) and _fits("rtdetr", facts, size):
+        boxes, logits = _boxes_first(outputs)
+        is_grid = boxes.closed[1] in (_cells(size, 3), _cells(size, 4))  # a YOLO with attention has cells, no queries
+        if not (is_grid or boxes.are_boxes or {"Softmax", "Sigmoid"} & {*logits.made_by[-1:]}):
+            yield from _queries(facts, boxes, logits)
+
+
+def _has_attention(operators: frozenset[str]) -> bool:
+    return "Attention" in operators or ("Softmax" in operators and bool({"MatMul", "Einsum"} & operators))
+
+
+def _queries(facts: GraphFacts, boxes: GraphOutput, logits: GraphOutput) -> Iterator[Head]:
+    """Yield the readings of logits and boxes of queries.
+
+    The shapes do not say if a sigmoid or a softmax makes the scores. A graph that chooses the best queries, or samples
+    maps where they look, is a later DETR, which has sigmoids. RF-DETR's sides are multiples of those it starts from.
+    """
+    classes, later = logits.closed[2] or 0, sorted({"TopK", "GridSample"} & facts.operators)
+    convention = "detr" if "TopK" not in later else "rf-detr" if "Mul" in boxes.made_by else "rtdetr"
+    reason = f"logits and boxes of queries, by attention; {' and '.join(later) or 'no TopK and no GridSample'}"
+    certainty: tuple[Sureness, Sureness] = ("likely", "guess") if later else ("guess", "likely")
+    sigmoid = Head("detect", "rtdetr", certainty[0], f"{reason}: later DETRs", classes, convention=convention)
+    softmax = Head("detect", "detr", certainty[1], f"{reason}: the first DETR", classes - 1)
+    yield from (sigmoid, softmax) if later or classes < 2 else (softmax, sigmoid)
 
 
 def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
@@ -300,7 +353,8 @@ def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
     shapes = {name: [side or 0 for side in shape] for name, shape in closed.items()}
     if sum(map(math.prod, shapes.values())) > _MOST_VALUES:
         return False
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    are_whole = {output.name: output.dtype.startswith("int") for output in facts.outputs}
+    zeros = {name: np.zeros(shape, np.int64 if are_whole[name] else np.float32) for name, shape in shapes.items()}
     try:
         BUILTIN_DECODERS[decoder](zeros, size, 0.5)
     except ConfigError:
@@ -326,12 +380,17 @@ class Guess:
 
 def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     """Guess every key of the spec but `path` and, where the graph names no classes, `labels`."""
-    convention = CONVENTIONS[head.decoder or head.task]
+    convention = CONVENTIONS[head.convention or head.decoder or head.task]
     if head.task == "classify" and _is_signed(facts):
         convention = _ULTRALYTICS_CLASSIFY
+    elif head.decoder == "rtdetr" and _is_signed(facts):
+        convention = _ULTRALYTICS_DETR
     yield Guess("task", head.task, head.sureness, head.reason)
     if head.decoder is not None:
         yield Guess("decoder", head.decoder, head.sureness, head.reason)
+    known = {name: value for name, value in facts.constants.items() if value is not None}
+    if known:
+        yield Guess("inputs", known, "likely", "boxes then come in pixels of the network's input")
     if head.keypoints:
         yield Guess("keypoints", head.keypoints, "sure", "its metadata say so")
     as_peer = f"as {convention.peer} has it; the graph does not show it"

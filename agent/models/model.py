@@ -35,6 +35,7 @@ from calibrate.repair import Extremes, undivided
 from calibrate.scale import has_scale
 from engines.calibration import Calibration, calibrate_histograms
 from engines.errors import EngineError
+from engines.graph.constant_inputs import NO_CONSTANTS
 from engines.graph.load import canonical_hash, image_input, load_model
 from engines.graph.passes import prepare
 from engines.graph.topology import Topology
@@ -243,7 +244,7 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
         with closing(reference.load(graph.SerializeToString())) as engine:
             return engine.infer(batch)
 
-    original = load_model(spec.path)
+    original = load_model(spec.path, spec.inputs or NO_CONSTANTS)
     accepted = network_input(spec, image_input(original))
     input_shape = accepted.shape(accepted.usual_size)
     master = prepare(original, run, input_shape)

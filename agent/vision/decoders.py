@@ -110,9 +110,18 @@ def yolov8(outputs: Outputs, _size: Size, score_threshold: float, extras: int = 
 def end2end(outputs: Outputs, _size: Size, score_threshold: float, extras: int = 0) -> Detections:
     """Decode a graph that suppresses by itself, or needs not to (YOLOv10, YOLO26): (N, 6) x1 y1 x2 y2 score class.
 
+    RT-DETR, D-FINE and DEIM, exported with their postprocessor, put out labels (N,), boxes (N, 4) and scores (N,).
+
     extras: columns behind the class, see `Candidates`.
     """
     expected = f"an end-to-end output (batch, N, 6{_and_extras(extras)})"
+    if not extras:
+        expected += ", or labels (batch, N), boxes (batch, N, 4) and scores (batch, N)"
+        if (judged := _judged(outputs)) is not None:
+            boxes, classes, scores = judged
+            sure = (scores > score_threshold).nonzero()[0]
+            sure_boxes, sure_scores = (each[sure].astype(np.float32) for each in (boxes, scores))
+            return Detections(boxes=sure_boxes, classes=classes[sure].astype(np.int64), scores=sure_scores)
     output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] == 6 + extras)
     rows = output[output[:, 4] > score_threshold].astype(np.float32, copy=False)
     boxes, classes, scores = rows[:, :4], rows[:, 5].astype(np.int64), rows[:, 4]
@@ -121,26 +130,107 @@ def end2end(outputs: Outputs, _size: Size, score_threshold: float, extras: int =
     return Candidates(boxes=boxes, classes=classes, scores=scores, extras=rows[:, 6:])
 
 
+def _judged(outputs: Outputs) -> tuple[Array, Array, Array] | None:
+    """Return boxes (N, 4), labels (N,) and scores (N,), each an output of its own; None where there are none such."""
+    boxes = [output for output in outputs.values() if output.shape[1:] == (4,)]
+    rows = {name: output for name, output in outputs.items() if output.ndim == 1}
+    are_labels = {name: output.dtype.kind in "iu" or "label" in name.lower() for name, output in rows.items()}
+    labels, scores = ([rows[name] for name in rows if are_labels[name] is wanted] for wanted in (True, False))
+    if [len(each) for each in (boxes, labels, scores)] != [1, 1, 1] or len({*map(len, boxes + labels + scores)}) != 1:
+        return None
+    return boxes[0], labels[0], scores[0]
+
+
+def detr(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
+    """Decode the original DETR (Carion et al., arXiv:2005.12872; transformers' DetrForObjectDetection).
+
+    A query has logits (Q, classes + 1), of which a softmax makes scores, and a box (Q, 4) cx cy w h as fractions of the
+    input. The last logit says that there is no object. A query is an object of its strongest class.
+    """
+    logits, boxes = _queries(outputs, "DETR outputs: logits (batch, Q, classes + 1) and boxes (batch, Q, 4)", 2)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    scores = weights[:, :-1] / weights.sum(axis=1, keepdims=True)
+    classes = scores.argmax(axis=1)
+    best = scores[np.arange(len(scores)), classes]
+    sure = (best > score_threshold).nonzero()[0]
+    return Detections(boxes=_in_pixels(boxes[sure], size), classes=classes[sure], scores=best[sure])
+
+
+def rtdetr(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
+    """Decode a DETR whose classes are judged each by itself: RT-DETR, D-FINE, RF-DETR, Deformable and Conditional DETR.
+
+    A query has logits (Q, classes), of which a sigmoid makes scores, and a box (Q, 4) cx cy w h as fractions of the
+    input. A last logit without a class, as RF-DETR has one, stays low by its training.
+
+    Ultralytics' RT-DETR (RTDETRDecoder) has one output, with the sigmoid in it: (Q, 6) cx cy w h score class; in older
+    exports (Q, 4 + classes). Of two classes both have 6 columns; a class is a whole number in every row.
+    """
+    if len(outputs) == 1:
+        expected = "RT-DETR outputs: logits (batch, Q, classes) and boxes (batch, Q, 4), or one (batch, Q, 4 + classes)"
+        rows = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 4).astype(np.float32)
+        if rows.shape[1] == 6 and (rows[:, 5] == np.floor(rows[:, 5])).all():
+            rows = rows[rows[:, 4] > score_threshold]
+            boxes, classes = _in_pixels(rows[:, :4], size), rows[:, 5].astype(np.int64)
+            return Detections(boxes=boxes, classes=classes, scores=rows[:, 4])
+        return every_class(_in_pixels(rows[:, :4], size), rows[:, 4:], score_threshold)
+    logits, boxes = _queries(outputs, "RT-DETR outputs: logits (batch, Q, classes) and boxes (batch, Q, 4)", 1)
+    likely = (_sigmoid(logits.max(axis=1)) > score_threshold).nonzero()[0]
+    return every_class(_in_pixels(boxes[likely], size), _sigmoid(logits[likely]), score_threshold)
+
+
+def _queries(outputs: Outputs, expected: str, fewest: int) -> tuple[FloatArray, FloatArray]:
+    """Return the logits of queries, at least `fewest` each, and their boxes (Q, 4)."""
+    boxes, logits = _boxes_and_scores(outputs, expected, fewest)
+    return logits.astype(np.float32), boxes.astype(np.float32)
+
+
+def _sigmoid(logits: FloatArray) -> FloatArray:
+    """Return 1 / (1 + exp(-x)), by powers that cannot overflow."""
+    scores: FloatArray = np.exp(np.minimum(logits, np.float32(0.0))) / (np.float32(1.0) + np.exp(-np.abs(logits)))
+    return scores
+
+
+def _in_pixels(boxes: FloatArray, size: Size) -> FloatArray:
+    """Return boxes x1 y1 x2 y2 in pixels from (n, 4) cx cy w h as fractions of the input."""
+    sides = np.array((size[1], size[0]), np.float32)
+    return corners(boxes[:, :2] * sides, boxes[:, 2:] * sides)
+
+
 def ssd(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     """Decode SSD with its box decoding in the graph (UltraFace): boxes (N, 4) and scores (N, 1 + classes).
 
     Boxes are x1 y1 x2 y2 as fractions of the input. Column 0 of the scores is the background; classes are
     numbered from the column after it.
     """
-    named = [name for name in outputs if outputs[name].shape[1:] == (4,)]
-    boxes_name = next((name for name in named if len(named) == 1 or "box" in name.lower()), None)
-    rest = {name: outputs[name] for name in outputs if name != boxes_name}
     expected = "SSD outputs: boxes (batch, N, 4) and scores (batch, N, 1 + classes)"
-    if boxes_name is None:
-        raise no_fit(outputs, expected)
-    boxes = outputs[boxes_name]
-    scores = find_output(rest, expected, lambda shape: len(shape) == 2 and shape[0] == len(boxes) and shape[1] > 1)
+    boxes, scores = _boxes_and_scores(outputs, expected, 2)
     likely = (scores[:, 1:].max(axis=1) > score_threshold).nonzero()[0]
     rows = scores[likely, 1:].astype(np.float32, copy=False)
     pixels = np.array((size[1], size[0]) * 2, np.float32)
     classes = rows.argmax(axis=1)
     best = rows[np.arange(len(rows)), classes]
     return Detections(boxes=boxes[likely].astype(np.float32) * pixels, classes=classes, scores=best)
+
+
+def _boxes_and_scores(outputs: Outputs, expected: str, fewest: int) -> tuple[Array, Array]:
+    """Return the outputs boxes (N, 4) and scores (N, columns), of at least `fewest` columns.
+
+    Where both have 4 columns, the boxes are named so.
+    """
+    named = [name for name in outputs if outputs[name].shape[1:] == (4,)]
+    boxes_name = next((name for name in named if len(named) == 1 or _is_of_boxes(name)), None)
+    if boxes_name is None:
+        raise no_fit(outputs, expected)
+    boxes = outputs[boxes_name]
+    rest = {name: outputs[name] for name in outputs if name != boxes_name}
+    scores = find_output(
+        rest, expected, lambda shape: len(shape) == 2 and len(boxes) == shape[0] and shape[1] >= fewest
+    )
+    return boxes, scores
+
+
+def _is_of_boxes(name: str) -> bool:
+    return "box" in name.lower() or name.lower() == "dets"  # RF-DETR's name
 
 
 def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
@@ -374,6 +464,8 @@ BUILTIN_DECODERS: Mapping[str, CandidateDecoder] = {
     "yolov5": yolov5,
     "yolov8": yolov8,
     "end2end": end2end,
+    "detr": detr,
+    "rtdetr": rtdetr,
     "ssd": ssd,
     "fastestdet": fastestdet,
     "nanodet": nanodet,

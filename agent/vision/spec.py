@@ -31,6 +31,7 @@ from engines.store.files import read_text
 DECODER_GROUP = "tared.decoders"  # the entry point group in which installed packages name theirs
 _DECODER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
+_LARGEST = 2.0**64
 _FOLLOWING = ("native", "nearest", "rect")
 
 
@@ -51,7 +52,9 @@ Suppression = Literal["per-class", "agnostic", "none"]
 Resize = Literal["letterbox", "stretch", "pad", "native", "nearest", "rect"]
 Anchor = Literal["top-left", "center"]
 _TASKS = {"anyOf": [{"enum": [*TASKS]}, {"type": "string"}]}  # those of installed packages, too
-_LATER = ("nms", "depth", "max_ratio", "keypoints", "sigmas")
+_WITHOUT_OVERLAPS = ("end2end", "detr", "rtdetr")  # decoders of models that find each object once
+_LATER = ("nms", "depth", "max_ratio", "keypoints", "sigmas", "inputs")
+_NUMBERS = {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "array"}]}}
 _LABELS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # a file's name, or a list
 
 
@@ -156,6 +159,7 @@ class ModelSpec(Strict):
     """One model: its ONNX file, its task, its input and how its outputs are decoded.
 
     Args:
+        inputs: the constant that each input beside the image gets, a number or nested lists of numbers.
         score_threshold: a fraction, as is iou_threshold.
         nms: which overlapping candidates are suppressed; None leaves it to the decoder, see `suppression`.
         depth: whether values are distances, or known but for a scale and a shift, for task `depth`.
@@ -172,6 +176,7 @@ class ModelSpec(Strict):
     task: Annotated[str, AfterValidator(_known_task), WithJsonSchema(_TASKS)]
     decoder: str | None = Field(default=None, validate_default=True)
     input: InputSpec = InputSpec()
+    inputs: Annotated[dict[str, Any] | None, WithJsonSchema(_NUMBERS)] = None
     profiles: tuple[dict[str, ProfileShapes], ...] = Field(default=(), validate_default=True)
     labels: Annotated[tuple[str, ...], WithJsonSchema(_LABELS)] = ()
     score_threshold: Fraction = 0.3
@@ -228,6 +233,14 @@ class ModelSpec(Strict):
             raise ValueError("one value for each of keypoints")
         return value
 
+    @field_validator("inputs")
+    @classmethod
+    def _numbers(cls, inputs: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name, value in (inputs or {}).items():
+            if not _is_numbers(value):
+                raise ValueError(f"a number, or lists of numbers, for input '{name}'")
+        return inputs
+
     @field_validator("profiles")
     @classmethod
     def _bounds_of_open_sizes(
@@ -250,8 +263,8 @@ class ModelSpec(Strict):
 
     @property
     def suppression(self) -> Suppression:
-        """Which overlapping candidates are suppressed. By default none are for a graph that suppresses by itself."""
-        return self.nms or ("none" if self.decoder == "end2end" else "per-class")
+        """Which overlapping candidates are suppressed. By default none are where the model finds each object once."""
+        return self.nms or ("none" if self.decoder in _WITHOUT_OVERLAPS else "per-class")
 
     @property
     def keypoint_count(self) -> int:
@@ -261,6 +274,12 @@ class ModelSpec(Strict):
     def label(self, class_id: int) -> str:
         """Return the name of a class; its number where the spec has no name for it."""
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else str(class_id)
+
+
+def _is_numbers(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_numbers, value))
+    return isinstance(value, int | float) and abs(value) < _LARGEST  # which NaN is not
 
 
 def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:

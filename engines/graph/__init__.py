@@ -3,6 +3,7 @@
 Read in this order: load, passes, topology.
 
     load            load_model, image_input, trial_image, canonical_hash: every unusable file is refused here
+    constant_inputs pin_inputs, proposed_constants: further inputs beside the image become constants
     passes          prepare: the master graph, step by step and checked
     existing_qdq    own_int8, check_own_quantisation: Q/DQ that the model itself brings
     topology        Topology, tensor_types, the families of operators

@@ -13,9 +13,15 @@ from google.protobuf.message import DecodeError, Message
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
 from engines.errors import EngineError
+from engines.graph.constant_inputs import (
+    NO_CONSTANTS,
+    Constants,
+    described,
+    pin_inputs,
+    proposed_constants,
+)
 from engines.graph.topology import (
     QDQ_OPS,
-    TensorType,
     all_nodes,
     graph_inputs,
     subgraphs,
@@ -32,8 +38,11 @@ _REEXPORT = "export the model again"
 _INTEGER_OPS = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QGemm")
 
 
-def load_model(path: Path) -> ModelProto:
+def load_model(path: Path, constants: Constants = NO_CONSTANTS) -> ModelProto:
     """Read an ONNX file, external data included, that takes one image: float32 or uint8, NCHW or NHWC.
+
+    Args:
+        constants: for every further input its value, as `pin_inputs` takes it.
 
     Raises EngineError:
         model.missing, model.empty
@@ -43,11 +52,13 @@ def load_model(path: Path) -> ModelProto:
         model.quantised      by other operators than Q/DQ
         model.invalid        refused by onnx.checker
         model.input          not one image
+        model.constant       as `pin_inputs`
     """
     model = parse_model(path)
     _check_operators(model)
     _load_external_data(model, path.parent)
     _check_types(model, path)
+    pin_inputs(model, constants)
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -237,20 +248,24 @@ def _tensors(model: ModelProto) -> Iterator[TensorProto]:
 def _check_input(model: ModelProto) -> None:
     inputs = graph_inputs(model)
     if len(inputs) != 1:
-        names = ", ".join(f"'{value.name}'" for value in inputs) or "none"
-        raise _no_image(f"{len(inputs)} inputs ({names})", "export it with the image as its only input")
-    name, image_type = inputs[0].name, value_type(inputs[0])
-    if image_type.elem_type not in (TensorProto.FLOAT, TensorProto.UINT8):
-        raise _no_image(_describe(name, image_type), "export it with a float32 or uint8 input")
-    if image_type.shape is None or len(image_type.shape) != 4:
-        raise _no_image(_describe(name, image_type), "export it with an input of rank 4")
-    if image_layout(image_type.shape) is None:
-        raise _no_image(_describe(name, image_type), "fix its channel dimension")
+        names = ", ".join(map(described, inputs)) or "none"
+        raise _no_image(f"{len(inputs)} inputs ({names})", _without_further(model))
+    declared, found = value_type(inputs[0]), f"input {described(inputs[0])}"
+    if declared.elem_type not in (TensorProto.FLOAT, TensorProto.UINT8):
+        raise _no_image(found, "export it with a float32 or uint8 input")
+    if declared.shape is None or len(declared.shape) != 4:
+        raise _no_image(found, "export it with an input of rank 4")
+    if image_layout(declared.shape) is None:
+        raise _no_image(found, "fix its channel dimension")
 
 
-def _describe(name: str, image_type: TensorType) -> str:
-    shape = "of unknown rank" if image_type.shape is None else str([dim or "?" for dim in image_type.shape])
-    return f"input '{name}': {type_name(image_type.elem_type)} {shape}"
+def _without_further(model: ModelProto) -> str:
+    """Return the remedy for a model of more inputs than the image."""
+    further = proposed_constants(model)
+    if not further:
+        return "export it with the image as its only input"
+    values = ", ".join(f"{name}: {'...' if value is None else value}" for name, value in further.items())
+    return f"add a constant for each input but the image to the spec, inputs: {{{values}}}, or export it without them"
 
 
 def _no_image(found: str, remedy: str) -> EngineError:

@@ -10,13 +10,13 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import cast
 
-from model_families import CLASSIFIERS, DETECTORS, OTHERS, family
+from model_families import CLASSIFIERS, DETECTORS, OTHERS, family, rtdetr_deployed
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from agent.inspection.inspect import inspect_model, spec_lines
 from attack.case import Case, Outcome, damaged
 
-_MODELS = (*DETECTORS, *CLASSIFIERS, *OTHERS)
+_MODELS = (*DETECTORS, *CLASSIFIERS, *OTHERS, rtdetr_deployed)
 _OPEN = ("batch", 3, "height", "width")
 _HUGE = (2**63 - 1, 2**62, 2**40, 2**31, 2**31 - 1, -1, -(2**63), 0)
 _ELSEWHERE = (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from engine_bench import built, code_of
+from model_families import IMAGE, family, rtdetr_deployed
 from onnx import helper
 from zoo import Net, image, residual_net, run
 
 from engines.errors import EngineError
+from engines.graph.load import load_model
 from engines.interface import Backend, BackendOptions, BuildRequest, ProfiledEngine, ShapeRange, TensorSpec
 from engines.registry import open_backend
 
@@ -109,6 +113,19 @@ def test_uint8_inputs(backend: Backend) -> None:
     (found,), (expected,) = engine.infer(batch).values(), run(model, batch).values()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
     assert code_of(lambda: engine.infer(batch.astype(np.float32))) == "engine.batch"
+
+
+def test_a_model_whose_second_input_is_a_constant(backend: Backend, tmp_path: Path) -> None:
+    """RT-DETR's own export: whole numbers among its outputs, and a constant that is no weight."""
+    (tmp_path / "m.onnx").write_bytes(family(rtdetr_deployed).SerializeToString())
+    model = load_model(tmp_path / "m.onnx", {"orig_target_sizes": [640, 480]})
+    loaded, batch = built(backend, model), np.random.default_rng(1).random(IMAGE, np.float32)
+    assert [tensor.name for tensor in loaded.inputs] == ["image"]
+    found, expected = loaded.infer(batch), run(model, batch)
+    assert found["labels"].dtype.kind == "i"
+    np.testing.assert_array_equal(found["labels"], expected["labels"])
+    np.testing.assert_allclose(found["boxes"], expected["boxes"], rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-3)
 
 
 def test_outputs_have_the_names_of_the_graph(backend: Backend) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 from zoo import Net, Shape
 
 CLASSES = 3
@@ -225,9 +225,98 @@ def picture(net: Net) -> ModelProto:
     return net.model(net.conv("image", 3, 3))
 
 
-def transformer(net: Net) -> ModelProto:
-    """A DETR's: boxes of centres and sizes behind a sigmoid."""
+def centres_and_logits(net: Net) -> ModelProto:
+    """A DETR's outputs, of cells without attention."""
     return net.model(_rows(net, _map(net, 8, 20), 20), net.node("Sigmoid", _rows(net, _map(net, 8, 4), 4)))
+
+
+def _queries(net: Net, strides: Sequence[int] = (8,)) -> str:
+    """(1, cells, 8), by attention of each cell to all."""
+    cells = _joined(net, [_rows(net, _map(net, stride, 8), 8) for stride in strides], 1)
+    products = net.node("MatMul", cells, net.node("Transpose", cells, perm=[0, 2, 1]))
+    return net.node("MatMul", net.node("Softmax", products, axis=2), cells)
+
+
+def _best(net: Net, queries: str) -> str:
+    return net.node("TopK", queries, _ints(net, 20), outputs=2, axis=1)
+
+
+def _logits(net: Net, queries: str, classes: int) -> str:
+    return net.node("MatMul", queries, net.weight(8, classes))
+
+
+def _centres(net: Net, queries: str) -> str:
+    return net.node("Sigmoid", net.node("MatMul", queries, net.weight(8, 4)))
+
+
+def cells_with_attention(net: Net) -> ModelProto:
+    """A YOLO that has attention and is cut off before its decoding: places of a grid, no queries."""
+    cells = _queries(net, STRIDES)
+    return net.model(_logits(net, cells, 20), net.node("MatMul", cells, net.weight(8, 4)))
+
+
+def detr(net: Net) -> ModelProto:
+    """transformers' export of the first DETR: the last logit says that there is no object."""
+    queries = _queries(net)
+    logits = _named(net, _logits(net, queries, CLASSES + 1), "logits")
+    return net.model(logits, _named(net, _centres(net, queries), "pred_boxes"))
+
+
+def rtdetr(net: Net) -> ModelProto:
+    """transformers' export of RT-DETR and D-FINE: outputs are gathered from those of all layers."""
+    queries = _best(net, _queries(net))
+    layers = net.node("Unsqueeze", _centres(net, queries), _ints(net, 1))
+    boxes = net.node("Gather", layers, net.constant(np.array(0)), axis=1)
+    return net.model(_named(net, _logits(net, queries, CLASSES), "logits"), _named(net, boxes, "pred_boxes"))
+
+
+def rf_detr(net: Net) -> ModelProto:
+    queries = _best(net, _queries(net))
+    centres, sides = (net.node("MatMul", queries, net.weight(8, 2)) for _ in range(2))
+    boxes = [net.node("Add", centres, net.weight(1, 20, 2)), net.node("Mul", sides, net.weight(1, 20, 2))]
+    return net.model(_named(net, _joined(net, boxes, 2), "dets"), _named(net, _logits(net, queries, CLASSES), "labels"))
+
+
+def deformable_detr(net: Net) -> ModelProto:
+    grid = net.constant(net.rng.uniform(-1, 1, (1, 2, 4, 2)).astype(np.float32))
+    sampled = net.node("Reshape", net.node("GridSample", _map(net, 8, 1), grid), _ints(net, 1, 1, 8))
+    cells = net.node("Add", _queries(net), sampled)
+    logits = _named(net, _logits(net, cells, CLASSES), "logits")
+    return net.model(logits, _named(net, _centres(net, cells), "pred_boxes"), opset=16)
+
+
+def rtdetr_rows(net: Net) -> ModelProto:
+    """Ultralytics' RT-DETR: (1, 20, 6) cx cy w h score class."""
+    queries = _best(net, _queries(net))
+    scores = net.node("Sigmoid", _logits(net, queries, CLASSES))
+    best = net.node("ReduceMax", scores, axes=[2], keepdims=1)
+    classes = net.node("Cast", net.node("ArgMax", scores, axis=2, keepdims=1), to=TensorProto.FLOAT)
+    return net.model(_joined(net, [_centres(net, queries), best, classes], 2))
+
+
+def rtdetr_older_rows(net: Net) -> ModelProto:
+    """The same from older versions: (1, 20, 4 + classes)."""
+    queries = _best(net, _queries(net))
+    return net.model(_joined(net, [_centres(net, queries), net.node("Sigmoid", _logits(net, queries, CLASSES))], 2))
+
+
+def rtdetr_deployed(net: Net) -> ModelProto:
+    """The projects' own export of RT-DETR and D-FINE: boxes in pixels of a picture, whose size is a second input."""
+    queries = _best(net, _queries(net))
+    scores = net.node("Sigmoid", _logits(net, queries, CLASSES))
+    centres, sides = (net.node("Sigmoid", net.node("MatMul", queries, net.weight(8, 2))) for _ in range(2))
+    half = _times(net, sides, 0.5)
+    shares = _joined(net, [net.node("Sub", centres, half), net.node("Add", centres, half)], 2)
+    sizes = net.node("Tile", "orig_target_sizes", _ints(net, 1, 2))
+    pixels = net.node("Cast", net.node("Unsqueeze", sizes, _ints(net, 1)), to=TensorProto.FLOAT)
+    _named(net, net.node("Mul", shares, pixels), "boxes")
+    _named(net, net.node("ArgMax", scores, axis=2, keepdims=0), "labels")
+    model = net.model(_named(net, net.node("ReduceMax", scores, axes=[2], keepdims=0), "scores"))
+    batch = net.shape[0]
+    model.graph.input.append(helper.make_tensor_value_info("orig_target_sizes", TensorProto.INT64, [batch, 2]))
+    for name, kind, shape in (("boxes", TensorProto.FLOAT, [20, 4]), ("labels", TensorProto.INT64, [20])):
+        model.graph.output.append(helper.make_tensor_value_info(name, kind, [batch, *shape]))
+    return model
 
 
 def regression(net: Net) -> ModelProto:
@@ -241,6 +330,10 @@ DETECTORS: dict[Family, str] = {
     yolov5: "yolov5",
     yolov8: "yolov8",
     end2end: "end2end",
+    detr: "detr",
+    rtdetr: "rtdetr",
+    rf_detr: "rtdetr",
+    deformable_detr: "rtdetr",
     ssd: "ssd",
     fastestdet: "fastestdet",
     nanodet: "nanodet",
@@ -259,7 +352,7 @@ ULTRALYTICS: dict[Family, tuple[str, str, str]] = {
 }
 CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier, squeezed_classifier, squeezed_softmax)
 SEGMENTERS: tuple[Family, ...] = (segmentation, segmentation_argmax, one_mask)
-OTHERS: tuple[Family, ...] = (picture, transformer, regression, yolov8_undecoded)
+OTHERS: tuple[Family, ...] = (picture, centres_and_logits, cells_with_attention, regression, yolov8_undecoded)
 
 
 def family(make: Family, shape: Shape = IMAGE) -> ModelProto:

@@ -52,6 +52,29 @@ def end2end(output: Array, size: tuple[int, int], least: float) -> list[Row]:  #
     return [((float(a), float(b), float(c), float(d)), int(k), float(s)) for a, b, c, d, s, k in output if s > least]
 
 
+def detr(logits: Array, boxes: Array, size: tuple[int, int], least: float) -> list[Row]:
+    """DETR's PostProcess: a softmax, the last class left out; a query is an object of its strongest class."""
+    height, width = size
+    found: list[Row] = []
+    for values, (x, y, w, h) in zip(logits.tolist(), boxes.tolist(), strict=True):
+        powers = [math.exp(value - max(values)) for value in values]
+        *scores, _ = (power / sum(powers) for power in powers)
+        if max(scores) > least:
+            found.append((around(x * width, y * height, w * width, h * height), scores.index(max(scores)), max(scores)))
+    return found
+
+
+def rtdetr(logits: Array, boxes: Array, size: tuple[int, int], least: float) -> list[Row]:
+    """RT-DETR's postprocessor: a sigmoid; every class whose score is above."""
+    height, width = size
+    found: list[Row] = []
+    for values, (x, y, w, h) in zip(logits.tolist(), boxes.tolist(), strict=True):
+        box = around(x * width, y * height, w * width, h * height)
+        scores = [1 / (1 + math.exp(-value)) for value in values]
+        found += [(box, k, score) for k, score in enumerate(scores) if score > least]
+    return found
+
+
 def ssd(boxes: Array, scores: Array, size: tuple[int, int], least: float) -> list[Row]:
     """Fractions of the input; column 0 is the background; of a box the first of its strongest classes."""
     height, width = size

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agent.common.errors import ConfigError
 from agent.vision.answer import Decoder
-from agent.vision.boxes import NO_BOXES, LabelledBoxes, Size, iou_matrix
+from agent.vision.boxes import NO_BOXES, FloatArray, LabelledBoxes, Size, iou_matrix
 from agent.vision.datasets.object_rows import BOX_ROW, RowForm
 from agent.vision.decoders import BUILTIN_DECODERS, Outputs
 from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
@@ -23,6 +23,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.own_decoder import import_decoder
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.task import ModelTask, See, image_of
+from engines.graph.constant_inputs import box_size
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -129,12 +130,15 @@ class Detect(ModelTask):
     def _open_decoder(self, size: Size) -> Decoder:
         spec, find_candidates = self.spec, self._candidate_decoder(size)
         limit = np.float32(4 * max(size))
+        to_network = self._to_network(size)
 
         def detect(batch: Mapping[str, Array]) -> Detections:
             outputs = image_of(batch)
             with np.errstate(all="ignore"):  # a broken engine may emit anything
                 candidates = find_candidates(outputs)
             _check_detections(candidates, spec.decoder)
+            if to_network is not None:
+                candidates = replace(candidates, boxes=candidates.boxes * to_network)
             if len(candidates):
                 candidates = _made_sound(candidates, limit, spec.score_threshold)
             if spec.suppression == "none" or not len(candidates):
@@ -146,6 +150,13 @@ class Detect(ModelTask):
             return self._finished(kept, outputs, size)
 
         return detect
+
+    def _to_network(self, size: Size) -> FloatArray | None:
+        """Return the factors of x1 y1 x2 y2 from the picture that a constant of the model is the size of; else None."""
+        picture = box_size(self.spec.inputs or {})
+        if picture is None or picture == size:
+            return None
+        return np.array((size[1] / picture[1], size[0] / picture[0]) * 2, np.float32)
 
     def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
         """Return what finds the candidates of one image."""

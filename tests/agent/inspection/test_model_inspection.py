@@ -24,8 +24,15 @@ from model_families import (
     ULTRALYTICS,
     Family,
     classifier,
+    deformable_detr,
+    detr,
     family,
     one_mask,
+    rf_detr,
+    rtdetr,
+    rtdetr_deployed,
+    rtdetr_older_rows,
+    rtdetr_rows,
     squeezed_classifier,
     squeezed_softmax,
     ssd,
@@ -43,6 +50,7 @@ from agent.common.schema import read_yaml
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model, write_spec
 from agent.inspection.spec_guess import class_names, fitting_heads
+from agent.models.model import open_model
 from agent.vision.preprocess import network_input
 from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
 from agent.vision.tasks.classify import Classification
@@ -123,6 +131,68 @@ def test_exports_of_ultralytics_are_known_by_its_metadata(make: Family, tmp_path
 def test_prototypes_beside_a_table_are_masks_without_metadata(make: Family, tmp_path: Path) -> None:
     spec = written(saved(tmp_path, family(make)), tmp_path)
     assert (spec.task, spec.decoder) == ("instance", ULTRALYTICS[make][2])
+
+
+STRETCHED = InputSpec(color="rgb", resize="stretch", scale=1 / 255)
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+BY_MEAN = STRETCHED.model_copy(update=IMAGENET)
+IN_PROPORTION = BY_MEAN.model_copy(update={"resize": "letterbox", "anchor": "top-left", "pad": 114})
+
+
+@pytest.mark.parametrize(
+    ("make", "prepared"),
+    [(rtdetr, STRETCHED), (rf_detr, BY_MEAN), (detr, IN_PROPORTION), (deformable_detr, IN_PROPORTION)],
+)
+def test_each_detr_gets_its_own_preprocessing(make: Family, prepared: InputSpec, tmp_path: Path) -> None:
+    path = saved(tmp_path, family(make))
+    assert written(path, tmp_path).input == prepared
+    heads = fitting_heads(read_facts(path))  # `tared check` tries the other one of sigmoid and softmax
+    assert {head.decoder for head in heads} == {"detr", "rtdetr"}
+
+
+@pytest.mark.parametrize(("make", "classes"), [(rtdetr_rows, 0), (rtdetr_older_rows, CLASSES)])
+@pytest.mark.parametrize("head", ["RTDETRDecoder", None])
+def test_rows_of_an_rtdetr_are_known_by_the_head_or_its_operators(
+    make: Family, classes: int, head: str | None, tmp_path: Path
+) -> None:
+    net = Net(IMAGE)
+    model = make(net)
+    about = {"author": "Ultralytics", "task": "detect", "names": "{0: 'car', 1: 'bus', 2: 'van'}"}
+    helper.set_model_props(model, about if head is None else {**about, "head": head})
+    if head is None:  # no metadata name it, but a detector that samples maps where it looks has this operator
+        grid = helper.make_tensor("grid", TensorProto.FLOAT, (1, 1, 1, 2), [0.0, 0.0])
+        model.graph.initializer.append(grid)
+        model.graph.node.append(helper.make_node("GridSample", ["image", "grid"], ["sampled"], name="sample"))
+        model.opset_import[0].version = 16
+    inspection = inspect_model(saved(tmp_path, model))
+    spec = written(tmp_path / "model.onnx", tmp_path)
+    assert (spec.task, spec.decoder, spec.labels) == ("detect", "rtdetr", ("car", "bus", "van"))
+    assert (spec.input, spec.suppression, inspection.classes) == (STRETCHED, "none", classes)
+    assert inspection.guesses[0].sureness == ("sure" if head else "likely")
+
+
+@pytest.mark.parametrize("shape", [IMAGE, ("batch", 3, "height", "width")])
+def test_a_second_input_gets_the_size_of_the_network(shape: tuple[int | str, ...], tmp_path: Path) -> None:
+    """Width before height, as RT-DETR has them; boxes then come in pixels of the network's input."""
+    inspection = inspect_model(saved(tmp_path, family(rtdetr_deployed, shape)))
+    spec = written(tmp_path / "model.onnx", tmp_path)
+    is_open = shape != IMAGE
+    assert (inspection.refusal, spec.inputs) == ("", {"orig_target_sizes": [640, 640] if is_open else [96, 64]})
+    assert (spec.task, spec.decoder, spec.input) == ("detect", "end2end", STRETCHED)
+    assert open_model(spec).master.graph.input[0].name == "image"
+    assert [tensor.name for tensor in inspection.facts.inputs] == ["image", "orig_target_sizes"]
+
+
+def test_a_second_input_of_unknown_meaning_is_listed_and_the_rest_guessed(tmp_path: Path) -> None:
+    model = family(rtdetr_deployed)
+    model.graph.input[1].name = "mystery"
+    for node in model.graph.node:
+        node.input[:] = ["mystery" if name == "orig_target_sizes" else name for name in node.input]
+    inspection = inspect_model(saved(tmp_path, model))
+    assert "'mystery': int64 [1, 2]" in inspection.refusal
+    assert "inputs: {mystery: ...}" in inspection.refusal
+    keys = guessed(tmp_path / "model.onnx")
+    assert (keys["decoder"], "inputs" in keys) == ("end2end", False)
 
 
 @pytest.mark.parametrize("make", DETECTORS)

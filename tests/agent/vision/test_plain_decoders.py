@@ -59,6 +59,51 @@ def test_end2end(count: int, seed: int, least: float) -> None:
     plain.assert_same(found_by("end2end", (320, 320), least, out=output), plain.end2end(output, (320, 320), least))
 
 
+@pytest.mark.parametrize(("name", "fewest"), [("detr", 2), ("rtdetr", 1)])
+@given(SIDES, SIDES, st.integers(0, 4), st.sampled_from([0, 1, 24, 1000]), SEEDS, LEAST)
+def test_queries(
+    name: str, fewest: int, height: int, width: int, more: int, count: int, seed: int, least: float
+) -> None:
+    """Four logits and four coordinates too, which names distinguish."""
+    random, size = np.random.default_rng(seed), (height, width)
+    logits = random.normal(0, 3, (count, fewest + more)).astype(np.float32)
+    boxes = random.random((count, 4), np.float32)
+    peer = {"detr": plain.detr, "rtdetr": plain.rtdetr}[name]
+    found = found_by(name, size, least, logits=logits, pred_boxes=boxes)
+    plain.assert_same(found, peer(logits, boxes, size, least))
+
+
+@given(st.integers(1, 5), st.sampled_from([0, 1, 300]), SEEDS, LEAST)
+def test_rows_of_an_rtdetr(classes: int, count: int, seed: int, least: float) -> None:
+    """The older rows have a sigmoid for each class, today's the best one and its class; two classes have 6 columns."""
+    random, size = np.random.default_rng(seed), (320, 480)
+    boxes, scores = random.random((count, 4), np.float32), random.random((count, classes), np.float32)
+    with np.errstate(divide="ignore"):
+        logits = np.log(scores.astype(np.float64) / (1 - scores))
+    plain.assert_same(
+        found_by("rtdetr", size, least, out=np.hstack((boxes, scores))), plain.rtdetr(logits, boxes, size, least)
+    )
+    best, numbers = scores.max(axis=1, keepdims=True), scores.argmax(axis=1)[:, np.newaxis]
+    today = np.hstack((boxes, best, numbers)).astype(np.float32)
+    rows = [
+        (plain.around(x * 480, y * 320, w * 480, h * 320), int(number), float(score))
+        for x, y, w, h, score, number in today
+        if score > least
+    ]
+    plain.assert_same(found_by("rtdetr", size, least, out=today), rows)
+
+
+@given(st.sampled_from([0, 1, 4, 300]), st.sampled_from([np.int64, np.int32, np.float32]), SEEDS, LEAST)
+def test_labels_boxes_and_scores(count: int, dtype: type[np.generic], seed: int, least: float) -> None:
+    """In any order; a runtime may make floats of whole numbers."""
+    random = np.random.default_rng(seed)
+    boxes, scores = random.uniform(0, 300, (count, 4)).astype(np.float32), random.random(count, np.float32)
+    labels = random.integers(0, 80, count).astype(dtype)
+    found = found_by("end2end", (320, 320), least, scores=scores, labels=labels, boxes=boxes)
+    rows = plain.end2end(np.column_stack((boxes, scores, labels)), (320, 320), least)
+    plain.assert_same(found, rows)
+
+
 @given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 50), SEEDS, LEAST)
 def test_ssd(height: int, width: int, classes: int, count: int, seed: int, least: float) -> None:
     random, size = np.random.default_rng(seed), (height, width)
