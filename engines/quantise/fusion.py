@@ -143,7 +143,7 @@ class _Fusion:
         groups = []
         for name in order:
             layers = tuple(node for node in members[name] if node in self.first)
-            fixed = "" if name in self.placement.weights else self.placement.floats[name]
+            fixed = "" if name in self.placement.layers else self.placement.floats[name]
             macs = sum(self.macs[layer] for layer in layers)
             groups.append(FusionGroup(name, layers, tuple(members[name]), macs, fixed))
         index = {name: i for i, name in enumerate(order)}
