@@ -7,6 +7,7 @@ element (ELEMENTWISE_OPS), only move values (MOVEMENT_OPS) or average them.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -105,6 +106,17 @@ def tensor_types(model: ModelProto) -> dict[str, TensorType]:
     return types
 
 
+def types_for_image(model: ModelProto, shape: Sequence[int]) -> dict[str, TensorType]:
+    """Return the types of all tensors, as far as ONNX infers them for an image of this shape."""
+    graph = deepcopy(model)
+    image = graph_inputs(graph)[0]
+    for dimension, size in zip(image.type.tensor_type.shape.dim, shape, strict=True):
+        dimension.dim_value = size
+    for output in graph.graph.output:  # they may declare by name dimensions that are fixed now
+        output.type.tensor_type.ClearField("shape")
+    return tensor_types(graph)
+
+
 def is_float(types: Mapping[str, TensorType], tensor: str) -> bool:
     """Return True if a tensor is known to be float32."""
     return tensor in types and types[tensor].elem_type == TensorProto.FLOAT
@@ -117,14 +129,18 @@ def type_name(elem_type: int) -> str:
 
 
 def value_type(value: ValueInfoProto) -> TensorType:
-    """Return the element type and shape that a graph declares for one of its values."""
+    """Return the element type and shape that a graph declares for one of its values.
+
+    Some exporters write -1 for an open dimension (Paddle2ONNX).
+    """
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return TensorType(tensor.elem_type, None)
-    dims = tensor.shape.dim
-    return TensorType(
-        tensor.elem_type, tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+    sizes = (
+        (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else d.dim_param or None
+        for d in tensor.shape.dim
     )
+    return TensorType(tensor.elem_type, tuple(sizes))
 
 
 def replace_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> ModelProto:

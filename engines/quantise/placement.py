@@ -32,8 +32,8 @@ The rules, in the order in which they depend on one another:
 
 4. Scales. Tensors that hold values of the same source share a scale, and only the sources, the taps, are observed.
 
-Everything else stays float, for a reason in `_FLOAT_OPS` if it is known. A plan's nodes stay float too; it cannot shift the other rules, since it is applied between
-rules 1 and 2. What the model itself has in INT8 is kept as it is.
+Everything else stays float, and `_FLOAT_OPS` gives reasons. A plan's nodes stay float too; it cannot shift the other
+rules, since it is applied between rules 1 and 2. What the model itself has in INT8 is kept as it is.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from engines.graph.topology import (
     tensor_types,
 )
 
-_ATTENTION_OPS = {"Softmax", "Where"}  # what else may lie between the products of attention: it is masked and normalised
+_ATTENTION_OPS = {"Softmax", "Where"}  # these normalise and mask what lies between the products of attention
 _PART_OPS = {"Split", "Slice", "Gather"}  # they cut a tensor into parts
 _FLOAT_OPS = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), "it is a softmax: its exponentials need float"),
