@@ -157,7 +157,7 @@ def choose_repairs(what_if: WhatIf, frames: Frames, remember: Remember, progress
     """
     model, runtime = what_if.model, what_if.runtime
     topology = Topology(model.master)
-    layers = [node for node in topology.nodes if node.name in model.placement.weights]
+    layers = [node for node in topology.nodes if node.name in model.placement.layers]
     statistics = observe_channels(
         model.master, layers, frames[:_STATISTICS_FRAMES], runtime, lambda done, doing: progress(0.5 * done, doing)
     )

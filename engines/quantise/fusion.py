@@ -105,7 +105,7 @@ class _Sizes:
 
     def summed_over(self, node: NodeProto) -> int:
         """Return over how many values each output element of an Einsum is a sum."""
-        equation = bytes(attribute(node, "equation")).decode().replace(" ", "")  # type: ignore[arg-type]  # ONNX says string
+        equation = attribute(node, "equation", b"").decode().replace(" ", "")  # type: ignore[attr-defined]  # ONNX says string
         read, _, made = equation.partition("->")
         terms = read.split(",")
         letters = "".join(terms).replace(".", "")
