@@ -30,7 +30,8 @@ _TOLERANCE = 1e-6  # tolerance of HiGHS for constraints
 _EQUAL = 1e-12  # relative difference of times that rounding explains
 _POINTS = 24  # plans of the frontier between its ends
 _NEAREST = 1.05  # two budgets of the frontier differ by this factor at least
-_MOST_RUNGS = 10  # plans of half the noise each
+_MOST_RUNGS = 16  # plans of ever less noise
+_QUIETER = 1.5  # each has at most the noise of the one before divided by this; by 2, plans of fair loss lay in between
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -173,7 +174,7 @@ def rungs(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
         tolerance: Relative difference in time below which plans are equally fast.
 
     Returns:
-        At most 10 plans that have a group in INT8; each has at most half the noise of the one before.
+        At most 16 plans that have a group in INT8; each has at most two thirds of the noise of the one before.
 
     >>> one = np.array([True])
     >>> plans = [Partition(one, time, noise) for time, noise in ((1.0, 8.0), (1.01, 7.0), (2.0, 5.0), (3.0, 1.0))]
@@ -185,7 +186,7 @@ def rungs(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
     while plans and len(chosen) < _MOST_RUNGS:
         as_fast = (1.0 + tolerance) * plans[0].time
         chosen.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
-        plans = [plan for plan in plans if 2.0 * plan.noise <= chosen[-1].noise and plan.noise < chosen[-1].noise]
+        plans = [plan for plan in plans if _QUIETER * plan.noise <= chosen[-1].noise and plan.noise < chosen[-1].noise]
     return chosen
 
 
