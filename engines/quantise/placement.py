@@ -24,6 +24,9 @@ The rules, in the order in which they depend on one another:
                                       Add -> ... -> a quantised layer
        skip -> Q/DQ  -----------------+
 
+   The sum that a normalisation reads is float, with both operands: the stream that runs through a transformer has rare
+   values far beyond the others, and no layer reads it as it is.
+
    2a. If both operands come straight from such layers, the later layer's stays float: when it runs, the other operand
        is there to be added.
 
@@ -62,12 +65,10 @@ from engines.graph.topology import (
 
 _ATTENTION_OPS = {"Softmax", "Where"}  # these normalise and mask what lies between the products of attention
 _PART_OPS = {"Split", "Slice", "Gather"}  # they cut a tensor into parts
+_NORMALISATIONS = {"LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"}
 _FLOAT_OPS = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), "it is a softmax: its exponentials need float"),
-    **dict.fromkeys(
-        ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"),
-        "it is a normalisation: its mean and variance need float",
-    ),
+    **dict.fromkeys(_NORMALISATIONS, "it is a normalisation: its mean and variance need float"),
     **dict.fromkeys(("Erf", "Gelu"), "it is a GELU: runtimes compute it in float behind the layer before"),
     "GridSample": "it samples at computed places: these and its interpolation need float",
     "Resize": "it interpolates: runtimes do so in float",
@@ -335,6 +336,8 @@ class _Rules:
             reason = "no residual: its operands are not two feature maps of one shape"
         elif node.output[0] not in feeding:
             reason = "no residual: its sum feeds no quantised layer"
+        elif self._is_normalised(node.output[0]):
+            reason = "a normalisation reads its sum"
         elif not made:
             reason = "no residual: neither operand comes straight out of a convolution or matrix product"
         elif self.kept.keys() & set(completed):
@@ -347,6 +350,15 @@ class _Rules:
             self.reads[node.name] = self._to_quantise(node, [index for index in (0, 1) if index != fused])
             return
         self.floats.setdefault(node.name, reason)
+
+    def _is_normalised(self, tensor: str) -> bool:
+        """Return True if a normalisation reads a tensor, or its mean is subtracted from it."""
+        readers = [reader for reader, _ in self.topology.readers(tensor)]
+        means = {reader.output[0] for reader in readers if reader.op_type == "ReduceMean"}
+        return any(
+            reader.op_type in _NORMALISATIONS or (reader.op_type == "Sub" and means.intersection(reader.input))
+            for reader in readers
+        )
 
     def _same_feature_maps(self, node: NodeProto) -> bool:
         """Return True for two float32 tensors of one rank, at least 2, of which no two sizes are known to differ.
