@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 from repair_flow import calibrated
 from runtime_under_test import backend_class
 from transformer_nets import HEADS, TOKENS, WIDTH, decoder_head, deformable_piece, ints, vit_block
@@ -120,6 +120,18 @@ def test_attention_in_int8_is_what_plain_arithmetic_says() -> None:
     np.testing.assert_allclose(seen["t13"], query @ key.swapaxes(-1, -2), atol=1e-4)
     np.testing.assert_allclose(seen["t15"], rounded(seen["t14"], 1.0) @ value, atol=1e-4)
     assert not np.allclose(seen["t15"], seen["t14"] @ seen["t10"], atol=1e-4)
+
+
+def test_where_products_saturate_the_second_operand_has_seven_bits() -> None:
+    model = vit_block()
+    placement = place(model)
+    graph = insert_qdq(model, placement, dict.fromkeys(placement.taps, 3.0), weight_bits=7)
+    scales = {
+        tensor.name: numpy_helper.to_array(tensor).item()
+        for tensor in graph.graph.initializer
+        if tensor.name in ("t9.scale", "t10.scale", "t11.scale")
+    }
+    assert scales == pytest.approx({"t9.scale": 6.0 / 127, "t10.scale": 6.0 / 127, "t11.scale": 3.0 / 127})
 
 
 def test_the_predicted_noise_of_a_product_is_what_it_makes() -> None:
