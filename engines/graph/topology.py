@@ -129,18 +129,14 @@ def type_name(elem_type: int) -> str:
 
 
 def value_type(value: ValueInfoProto) -> TensorType:
-    """Return the element type and shape that a graph declares for one of its values.
-
-    Some exporters write -1 for an open dimension (Paddle2ONNX).
-    """
+    """Return the element type and shape that a graph declares for one of its values."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return TensorType(tensor.elem_type, None)
-    sizes = (
-        (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else d.dim_param or None
-        for d in tensor.shape.dim
+    dims = tensor.shape.dim
+    return TensorType(
+        tensor.elem_type, tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
     )
-    return TensorType(tensor.elem_type, tuple(sizes))
 
 
 def replace_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> ModelProto:
