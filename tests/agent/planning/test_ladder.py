@@ -103,6 +103,33 @@ def test_the_product_of_attention_that_loses_the_answers_is_found(tmp_path: Path
     assert found.tried[-1].loss == 0.0
 
 
+def masking_net() -> onnx.ModelProto:
+    """A mask whose left half is far from the threshold, with much noise, and whose right half is near it, with little.
+
+    Near it is "Conv_t5", which reads a tensor of two channels that are a hundred apart.
+    """
+    net = Net()
+    level = net.node("Conv", "image", net.constant(np.full((1, 3, 1, 1), 1.0 / 3.0, np.float32)))
+    steep = net.node("Conv", level, net.constant(np.full((1, 1, 1, 1), 1000.0, np.float32)))
+    sign = np.where(np.indices((8, 8)).sum(axis=0) % 2, 3000.0, -3000.0).astype(np.float32)
+    far = net.node("Add", steep, net.constant(sign[np.newaxis, np.newaxis]))
+    loud = net.node("Mul", level, net.constant(np.array(100.0, np.float32)))
+    pair = net.node("Concat", level, loud, axis=1)
+    near = net.node("Conv", pair, net.constant(np.array([1.0, 0.0], np.float32).reshape(1, 2, 1, 1)))
+    ends = [net.constant(np.array([value], np.int64)) for value in (0, 4, 8, 3)]
+    left, right = net.node("Slice", far, ends[0], ends[1], ends[3]), net.node("Slice", near, ends[1], ends[2], ends[3])
+    return net.model(net.node("Concat", left, right, axis=3))
+
+
+def test_a_search_for_masks_finds_the_layer_that_changes_pixels(tmp_path: Path) -> None:
+    spec = {"task": "segment", "labels": ["bright"], "score_threshold": 0.12}
+    found = ladder_of(saved_model(tmp_path, masking_net(), **spec), AS_IT_IS)
+    for _ in found.plans():
+        found.note("refused by the test")
+    groups = {group["name"]: group["sensitivity"] for group in found.report()["groups"]}
+    assert groups["Conv_t1"] < 0.01 * groups["Conv_t5"]
+
+
 @pytest.mark.parametrize(("gemm_nsr", "floats"), [(0.002, {"Gemm_t9"}), (0.0005, set())])
 def test_a_layer_that_is_loud_and_hardly_works_stays_float(
     gemm_nsr: float, floats: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
