@@ -42,7 +42,7 @@ def node_macs(master: ModelProto) -> dict[str, int]:
     for node in sizes.topology.nodes:
         if node.op_type not in PRODUCT_OPS:
             continue
-        weight = sizes.of(node.input[1])
+        weight = sizes.shape(node.input[1])
         if node.op_type == "Conv":  # each output element: one kernel over the input channels of its group
             macs[node.name] = sizes.elements(node.output[0]) * prod(weight[1:])
         elif node.op_type == "ConvTranspose":  # each input element: one kernel over the output channels of its group
@@ -52,10 +52,10 @@ def node_macs(master: ModelProto) -> dict[str, int]:
         elif node.op_type == "Einsum":  # each output element: a sum over the letters that it lacks
             macs[node.name] = sizes.elements(node.output[0]) * sizes.summed_over(node)
         elif node.op_type == "Attention":  # each query, and then each output, meets every key
-            met = sizes.of(node.input[1])[-2:-1]
+            met = sizes.shape(node.input[1])[-2:-1]
             macs[node.name] = (sizes.elements(node.input[0]) + sizes.elements(node.output[0])) * prod(met)
         else:
-            macs[node.name] = sizes.of_matmul(node)
+            macs[node.name] = sizes.matmul_macs(node)
     return macs
 
 
@@ -67,10 +67,10 @@ class _Sizes:
         declared = value_type(graph_inputs(master)[0]).shape or ()
         is_open = not all(isinstance(size, int) for size in declared)
         self.types = types_for_image(master, trial_shape(declared)) if is_open else tensor_types(master)
-        self._batch = max(1, *self.of(graph_inputs(master)[0].name)[:1])
+        self._batch = max(1, *self.shape(graph_inputs(master)[0].name)[:1])
         self._elements: dict[str, int] = {}
 
-    def of(self, tensor: str) -> tuple[int, ...]:
+    def shape(self, tensor: str) -> tuple[int, ...]:
         """Return the shape; unknown dimensions are 1."""
         known = self.types[tensor].shape if tensor in self.types else None
         return tuple(size if isinstance(size, int) else 1 for size in known or ())
@@ -78,7 +78,7 @@ class _Sizes:
     def elements(self, tensor: str) -> int:
         """Return the elements per image; where they are not known, at least as many as those that were put in."""
         if tensor not in self._elements:
-            count = prod(self.of(tensor)) // self._batch
+            count = prod(self.shape(tensor)) // self._batch
             maker = self.topology.producers.get(tensor)
             if maker is not None and maker.op_type in _KEEPING_OPS and not self._is_known(tensor):
                 read = (name for name in maker.input if name not in self.topology.initializers)
@@ -90,12 +90,12 @@ class _Sizes:
         shape = self.types[tensor].shape if tensor in self.types else None
         return shape is not None and all(isinstance(size, int) for size in shape)
 
-    def of_matmul(self, node: NodeProto) -> int:
+    def matmul_macs(self, node: NodeProto) -> int:
         """Return the multiply-accumulates of a MatMul by what is known of its operands and its result.
 
         Each of the three says them or, where it is broadcast or dimensions are unknown, less.
         """
-        left, right = (self.of(name) or (1,) for name in node.input[:2])
+        left, right = (self.shape(name) or (1,) for name in node.input[:2])
         rows = left[-2] if len(left) > 1 else 1
         columns = right[-1] if len(right) > 1 else 1
         inner = max(left[-1], right[-2] if len(right) > 1 else right[0])
@@ -114,7 +114,7 @@ class _Sizes:
         lengths: dict[str, int] = {}
         for term, name in zip(terms, node.input, strict=True):
             before, _, after = term.partition("...")
-            shape = self.of(name)
+            shape = self.shape(name)
             lengths |= zip(before, shape, strict=False)
             lengths |= zip(reversed(after), reversed(shape), strict=False)
         return prod(length for letter, length in lengths.items() if letter not in made)
