@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from transformer_nets import decoder_head, deformable_piece, vit_block
+from transformer_nets import decoder_head, deformable_piece, position_sensitive_attention, vit_block
 from zoo import Net, Shape, by_name, residual_net, rounds_half
 
 from agent.vision.tasks.raw import sqnr_db
@@ -143,6 +143,7 @@ NETS: dict[str, Callable[[], ModelProto]] = {
     "detector": detector_net,
     "branching": branching_net,
     "vit": vit_block,
+    "yolo11": position_sensitive_attention,
     "deformable": deformable_piece,
     "decoder": decoder_head,
 }

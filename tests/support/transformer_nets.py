@@ -71,6 +71,24 @@ def vit_block(decomposed: bool = False) -> ModelProto:
     return net.model(linear(net, net.node("ReduceMean", x, axes=[1], keepdims=0), WIDTH, 5), opset=OPSET)
 
 
+def position_sensitive_attention() -> ModelProto:
+    """Attention between convolutions, as in YOLO11: channels first, one convolution makes query, key and value.
+
+    The value is the first operand of its product, and a depthwise convolution reads it, too.
+    """
+    net = Net((1, 8, 4, 4))
+    made = net.node("Conv", "image", net.weight(HEADS * 16, 8, 1, 1))
+    by_head = net.node("Reshape", made, ints(net, 1, HEADS, 16, 16))
+    query = net.node("Split", by_head, ints(net, 4, 4, 8), outputs=3, axis=2)
+    key, value = f"{query}_1", f"{query}_2"
+    logits = net.node("MatMul", net.node("Transpose", query, perm=[0, 1, 3, 2]), key)
+    weights = net.node("Softmax", net.node("Mul", logits, number(net, 0.5)), axis=-1)
+    mixed = net.node("MatMul", value, net.node("Transpose", weights, perm=[0, 1, 3, 2]))
+    places = net.conv(net.node("Reshape", value, ints(net, 1, 16, 4, 4)), 16, 16, group=16)
+    summed = net.node("Add", net.node("Reshape", mixed, ints(net, 1, 16, 4, 4)), places)
+    return net.model(net.node("Conv", summed, net.weight(8, 16, 1, 1)), opset=OPSET)
+
+
 def deformable_piece() -> ModelProto:
     """Deformable attention over one map: values are sampled where queries say, and weighted by a softmax."""
     net = Net((1, 3, 16, 16))

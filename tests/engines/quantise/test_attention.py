@@ -7,7 +7,16 @@ import pytest
 from onnx import ModelProto, numpy_helper
 from repair_flow import calibrated
 from runtime_under_test import backend_class
-from transformer_nets import HEADS, TOKENS, WIDTH, decoder_head, deformable_piece, ints, vit_block
+from transformer_nets import (
+    HEADS,
+    TOKENS,
+    WIDTH,
+    decoder_head,
+    deformable_piece,
+    ints,
+    position_sensitive_attention,
+    vit_block,
+)
 from zoo import Net, by_name, run
 
 from calibrate.plan import PrecisionPlan
@@ -53,6 +62,19 @@ def test_query_key_and_value_of_one_matrix_have_scales_of_their_own() -> None:
     parts = [group.taps for group in placement.groups if {"t9", "t10", "t11"}.intersection(group.tensors)]
     assert parts == [("t9",), ("t10",), ("t11",)]
     assert placement.floats["Gather_t10"].startswith("it cuts a tensor into parts")
+
+
+def test_a_value_that_a_convolution_reads_too_has_one_scale() -> None:
+    model = position_sensitive_attention()
+    placement, nodes = place(model), by_name(model)
+    logits, mixed = (nodes[name] for name in placement.products)
+    assert int8_macs_share(model, placement) == 1.0
+    value = mixed.input[0]
+    (group,) = (group for group in placement.groups if value in group.tensors)
+    assert group.taps == (value,)
+    (depthwise,) = (node for node in nodes.values() if node.op_type == "Conv" and node.input[0] in group.tensors)
+    assert depthwise.name in placement.weights
+    assert logits.output[0] not in {tensor for each in placement.groups for tensor in each.tensors}
 
 
 def test_a_split_that_feeds_no_attention_shares_one_scale() -> None:
