@@ -6,8 +6,8 @@ repair help.
 Fidelity counts what a user loses, and does not move until something is lost. To measure what each layer adds, the
 divergence is a squared error instead: independent noises add up in it. For a detector it is taken where something is
 detected, since most of its outputs are background that nobody reads. Its boxes and scores are compared before overlaps
-are suppressed: which of two neighbours survives the suppression is chance. Masks and shapes diverge by the square of
-what is lost (`agent.vision.tasks`): pixels and key points change in proportion to the noise.
+are suppressed: which of two neighbours survives the suppression is chance. Maps of classes diverge by the square of
+what is lost: as many pixels change as the noise is large.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,7 @@ from agent.vision.tasks.detect import Detect
 from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
-from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious, with_shapes
+from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
 from engines.interface import Array
 
 if TYPE_CHECKING:
@@ -133,10 +133,6 @@ class Instance(Detect):
     @property
     def label_row(self) -> RowForm:
         return OUTLINE_ROW
-
-    def divergence(self, served: Sequence[Any], reference: Sequence[Any]) -> float | None:
-        """Return that of boxes and scores, and of the shapes of what is seen."""
-        return with_shapes(super().divergence(served, reference), served[0], reference[0])
 
     def evaluation(self, answered: Iterable[tuple[Instances, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision of masks."""

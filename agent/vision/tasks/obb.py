@@ -21,7 +21,7 @@ from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import MAX_CANDIDATES, Detect
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious, with_shapes
+from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
@@ -128,10 +128,6 @@ class Obb(Detect):
     @property
     def label_row(self) -> RowForm:
         return CORNER_ROW
-
-    def divergence(self, served: Sequence[Any], reference: Sequence[Any]) -> float | None:
-        """Return that of boxes and scores, and of the shapes of what is seen."""
-        return with_shapes(super().divergence(served, reference), served[0], reference[0])
 
     def evaluation(self, answered: Iterable[tuple[OrientedBoxes, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision by the IoU of oriented boxes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect
 from agent.vision.tasks.maps import class_axis
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes, points_of, with_shapes
+from agent.vision.tasks.shapes import Shapes, points_of
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
@@ -200,10 +200,6 @@ class Pose(Detect):
     @property
     def label_row(self) -> RowForm:
         return point_row(self.spec.keypoint_count)
-
-    def divergence(self, served: Sequence[Any], reference: Sequence[Any]) -> float | None:
-        """Return that of boxes and scores, and of the shapes of what is seen."""
-        return with_shapes(super().divergence(served, reference), served[0], reference[0])
 
     def evaluation(self, answered: Iterable[tuple[Poses, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision by object keypoint similarity."""

@@ -33,15 +33,6 @@ class Shapes(Detections):
         return float(2.0 * matched_overlaps(self, reference).sum() / count) if count else 1.0
 
 
-def with_shapes(divergence: float | None, served: Shapes, reference: Shapes) -> float | None:
-    """Return a divergence of boxes and scores with that of the shapes: the square of what is lost, in [0, 1].
-
-    Layers for masks, key points or angles alone move no box. Overlap falls with the size of an error, and independent
-    errors add up in their squares.
-    """
-    return None if divergence is None else divergence + (1.0 - served.fidelity(reference)) ** 2
-
-
 def shape_ious(
     boxes: FloatArray,
     others: FloatArray,
