@@ -30,7 +30,8 @@ _TOLERANCE = 1e-6  # tolerance of HiGHS for constraints
 _EQUAL = 1e-12  # relative difference of times that rounding explains
 _POINTS = 24  # plans of the frontier between its ends
 _NEAREST = 1.05  # two budgets of the frontier differ by this factor at least
-_MOST_RUNGS = 10  # plans of half the noise each
+_MOST_RUNGS = 16  # plans of ever less noise
+QUIETER = 1.5  # from rung to rung; by 2, a plan that keeps the loss was passed over (benchmarks/RESULTS.md)
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -165,15 +166,16 @@ def frontier(problem: Problem) -> tuple[Partition, ...]:
     return tuple(front)
 
 
-def rungs(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
+def rungs(frontier: Sequence[Partition], tolerance: float, quieter: float = QUIETER) -> list[Partition]:
     """Choose plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
 
     Args:
         frontier: Plans, fastest first, quietest last.
         tolerance: Relative difference in time below which plans are equally fast.
+        quieter: By which the noise is divided from one to the next, at least.
 
     Returns:
-        At most 10 plans that have a group in INT8; each has at most half the noise of the one before.
+        At most 16 plans that have a group in INT8.
 
     >>> one = np.array([True])
     >>> plans = [Partition(one, time, noise) for time, noise in ((1.0, 8.0), (1.01, 7.0), (2.0, 5.0), (3.0, 1.0))]
@@ -185,7 +187,7 @@ def rungs(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
     while plans and len(chosen) < _MOST_RUNGS:
         as_fast = (1.0 + tolerance) * plans[0].time
         chosen.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
-        plans = [plan for plan in plans if 2.0 * plan.noise <= chosen[-1].noise and plan.noise < chosen[-1].noise]
+        plans = [plan for plan in plans if quieter * plan.noise <= chosen[-1].noise and plan.noise < chosen[-1].noise]
     return chosen
 
 

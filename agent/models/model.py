@@ -84,11 +84,11 @@ def read_rules(rules: PrecisionRules, master: ModelProto, placement: Placement) 
         raise _refusal(found, "rules for the model's float part", "leave it out, or give the model before quantisation")
     forced = _matches(rules.force_int8, "force_int8", master)
     for rule, nodes in forced.items():
-        if not any(node in placement.weights for node in nodes):
+        if not any(node in placement.layers for node in nodes):
             reason = placement.floats.get(nodes[0], "it has no weights of its own")
             found = f"{rule}, and '{nodes[0]}' cannot be INT8: {reason}"
             raise _refusal(found, "rules for layers that can be INT8", "leave the rule out")
-    int8 = {node: rule for node, rule in _first_rule(forced).items() if node in placement.weights}
+    int8 = {node: rule for node, rule in _first_rule(forced).items() if node in placement.layers}
     both = sorted(floats.keys() & int8.keys())
     if both:
         found = f"'{both[0]}' under {floats[both[0]]} and {int8[both[0]]}"

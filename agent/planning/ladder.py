@@ -50,6 +50,7 @@ FOUND_BY = "job"  # in the evidence of a plan
 _COSTS_SHARE = 0.5  # share of the budget that is left, to measure costs; the rest is for the noise
 _MOST_ENGINES = 4  # plans of the search that are built and judged
 _LOUDEST = 3  # groups that a refusal names
+_RAISED_BY = 2.0  # by which a raise divides the noise: an engine that loses too much is no matter of fine steps
 # A layer is loud whose noise is within 30 dB of its output. Many depthwise convolutions are, and hardly work. With the
 # loudest in float, engines lose less on scenes that did not make them (benchmarks/RESULTS.md).
 _LOUD = 1e-3
@@ -316,9 +317,11 @@ class Ladder:
             return rungs([plan for plan in frontier(problem) if plan.noise < below], tolerance)
         avoidable = np.where(problem.fixed == FREE, problem.noise, 0.0)
         quieter = [
-            plan for plan in frontier(replace(problem, noise=avoidable)) if 2.0 * plan.noise <= float(avoidable.sum())
+            plan
+            for plan in frontier(replace(problem, noise=avoidable))
+            if _RAISED_BY * plan.noise <= float(avoidable.sum())
         ]
-        return rungs(quieter, tolerance)[raising.rung - 1 :]
+        return rungs(quieter, tolerance, _RAISED_BY)[raising.rung - 1 :]
 
     def _measure_costs(self, grouping: Grouping, repairs: Repairs) -> GroupCosts:
         now = self.clock.monotonic_s()

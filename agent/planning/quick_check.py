@@ -78,8 +78,9 @@ def quick_check(model: Model, calibration: Calibration, frames: Sequence[Array],
     progress(0.0, "answering in float and in INT8")
     answers = WhatIf(model, calibration, frames, runtime).evaluate(model.plan)
     nodes = Topology(model.observed).nodes
-    layers = [node for node in nodes if node.name in model.placement.weights and node.name not in model.plan.floats]
+    layers = [node for node in nodes if node.name in model.placement.layers and node.name not in model.plan.floats]
     noise: Mapping[str, float] = {}
+    loudest: Mapping[str, str] = {}
     if layers:
         statistics = observe_channels(
             model.observed,
@@ -89,14 +90,15 @@ def quick_check(model: Model, calibration: Calibration, frames: Sequence[Array],
             lambda done, doing: progress(0.5 + 0.5 * done, doing),
             pass_bytes=_PASS_BYTES,
         )
-        noise = propose_repairs(model.observed, model.placement, calibration, statistics, families=()).before
+        proposal = propose_repairs(model.observed, model.placement, calibration, statistics, families=())
+        noise, loudest = proposal.before, proposal.loudest
     worst = max(noise, key=noise.__getitem__, default="")
     has_worst = noise.get(worst, 0.0) > 0.0
     return QuickCheck(
         len(frames),
         answers.telling,
         round(1.0 - answers.loss, 4) if answers.telling else None,
-        next(node.input[0] for node in layers if node.name == worst) if has_worst else "",
+        loudest[worst] if has_worst else "",
         worst if has_worst else "",
         round(-10.0 * float(np.log10(noise[worst])), 1) if has_worst else None,
     )

@@ -6,7 +6,8 @@ repair help.
 Fidelity counts what a user loses, and does not move until something is lost. To measure what each layer adds, the
 divergence is a squared error instead: independent noises add up in it. For a detector it is taken where something is
 detected, since most of its outputs are background that nobody reads. Its boxes and scores are compared before overlaps
-are suppressed: which of two neighbours survives the suppression is chance.
+are suppressed: which of two neighbours survives the suppression is chance. Maps of classes diverge by the square of
+what is lost: as many pixels change as the noise is large.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def choose_repairs(what_if: WhatIf, frames: Frames, remember: Remember, progress
     """
     model, runtime = what_if.model, what_if.runtime
     topology = Topology(model.master)
-    layers = [node for node in topology.nodes if node.name in model.placement.weights]
+    layers = [node for node in topology.nodes if node.name in model.placement.layers]
     statistics = observe_channels(
         model.master, layers, frames[:_STATISTICS_FRAMES], runtime, lambda done, doing: progress(0.5 * done, doing)
     )

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from calibrate.repair import Extremes
 from engines.errors import EngineError
 from engines.graph.passes import standard_opset
-from engines.graph.topology import Topology, fresh_name, graph_inputs, is_float, tensor_types
+from engines.graph.topology import Topology, fresh_name, is_float, tensor_types, types_for_image
 from engines.graph.weights import IMAGE_OPS, channel_counts
 from engines.interface import Array
 
@@ -44,13 +44,7 @@ def expose(reference: ModelProto, taps: Sequence[str]) -> ModelProto:
 
 def element_counts(reference: ModelProto, input_shape: Sequence[int], taps: Sequence[str]) -> Mapping[str, int | None]:
     """Return the number of values in each tap for an input of a shape; None where ONNX cannot infer it."""
-    graph = deepcopy(reference)
-    image = graph_inputs(graph)[0]
-    for dimension, size in zip(image.type.tensor_type.shape.dim, input_shape, strict=True):
-        dimension.dim_value = size
-    for output in graph.graph.output:  # they may declare by name dimensions that are fixed now
-        output.type.tensor_type.ClearField("shape")
-    types = tensor_types(graph)
+    types = types_for_image(reference, input_shape)
     shapes = {tap: types[tap].shape for tap in taps}
     return {
         tap: prod(size for size in shape if isinstance(size, int))

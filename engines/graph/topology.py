@@ -7,6 +7,7 @@ element (ELEMENTWISE_OPS), only move values (MOVEMENT_OPS) or average them.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -103,6 +104,17 @@ def tensor_types(model: ModelProto) -> dict[str, TensorType]:
     types = {v.name: value_type(v) for v in (*inferred.input, *inferred.value_info, *inferred.output)}
     types |= {t.name: TensorType(t.data_type, tuple(t.dims)) for t in inferred.initializer}
     return types
+
+
+def types_for_image(model: ModelProto, shape: Sequence[int]) -> dict[str, TensorType]:
+    """Return the types of all tensors, as far as ONNX infers them for an image of this shape."""
+    graph = deepcopy(model)
+    image = graph_inputs(graph)[0]
+    for dimension, size in zip(image.type.tensor_type.shape.dim, shape, strict=True):
+        dimension.dim_value = size
+    for output in graph.graph.output:  # they may declare by name dimensions that are fixed now
+        output.type.tensor_type.ClearField("shape")
+    return tensor_types(graph)
 
 
 def is_float(types: Mapping[str, TensorType], tensor: str) -> bool:

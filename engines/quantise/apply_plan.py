@@ -9,7 +9,7 @@ missing one for uint8.
 
 TensorRT takes int8 alone. For runtimes that take both (`Backend.takes_unsigned`), tensors that are never negative are
 uint8 with the same range: 255 steps where int8 has 127. Where products of eight bits would saturate, weights have seven
-(`Backend.weight_bits`).
+(`Backend.weight_bits`), and so has the second operand of a product of two activations.
 
 A tensor that the model itself quantises is read through the model's own DequantizeLinear.
 """
@@ -56,12 +56,13 @@ def insert_qdq(
     clips: per layer, for layers that share their weights with none, the fraction of the largest weight that the scale
         reaches, per output channel.
     unsigned: tensors that are never negative are uint8.
-    weight_bits: 8, or 7: from -64 to 64, with steps twice as large.
+    weight_bits: 8, or 7: from -64 to 64, with steps twice as large; of the second operand of a product, too.
 
     Raises EngineError (`calibration.tap`) when a tap has no amax, CalibrationError as `calibrate.scale`.
     """
     topology = Topology(master)
-    scales = _group_scales(placement, amax, never_negative(topology) if unsigned else set())
+    second = {node.input[1] for node in topology.nodes if weight_bits < 8 and node.name in placement.products}
+    scales = _group_scales(placement, amax, never_negative(topology) if unsigned else set(), second)
     return _Writer(master, topology, placement, clips or {}, weight_bits).write(scales)
 
 
@@ -73,8 +74,13 @@ class _Scale:
     integers: type[np.int8 | np.uint8]
 
 
-def _group_scales(placement: Placement, amax: Mapping[str, float], unsigned: Set[str]) -> dict[str, _Scale]:
-    """Return the scale of each quantised tensor. unsigned: tensors that may be uint8."""
+def _group_scales(
+    placement: Placement, amax: Mapping[str, float], unsigned: Set[str], narrow: Set[str]
+) -> dict[str, _Scale]:
+    """Return the scale of each quantised tensor.
+
+    unsigned: tensors that may be uint8. narrow: those that have seven bits, with all that shares their scale.
+    """
     missing = [tap for tap in placement.taps if tap not in amax]
     if missing:
         raise EngineError(
@@ -88,7 +94,7 @@ def _group_scales(placement: Placement, amax: Mapping[str, float], unsigned: Set
         # By amax, not by scale: a dead tap must not widen its group. NaN counts as widest, to be refused.
         widest = max(group.taps, key=lambda tap: np.nan_to_num(amax[tap], nan=np.inf))
         is_unsigned = unsigned >= set(group.taps)
-        value = activation_scale(amax[widest], widest, is_unsigned)
+        value = activation_scale(amax[widest], widest, is_unsigned) * (1.0 if narrow.isdisjoint(group.tensors) else 2.0)
         scales.update(dict.fromkeys(group.tensors, _Scale(value, np.uint8 if is_unsigned else np.int8)))
     return scales
 

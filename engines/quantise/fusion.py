@@ -12,40 +12,112 @@ from math import prod
 
 from onnx import ModelProto, NodeProto
 
-from engines.graph.topology import COMPUTE_OPS, ELEMENTWISE_OPS, TensorType, Topology, attribute, is_float, tensor_types
+from engines.graph.topology import (
+    COMPUTE_OPS,
+    ELEMENTWISE_OPS,
+    Topology,
+    attribute,
+    graph_inputs,
+    is_float,
+    tensor_types,
+    trial_shape,
+    types_for_image,
+    value_type,
+)
 from engines.quantise.equalise import divided_name, equalised_name
 from engines.quantise.placement import Placement
 
+PRODUCT_OPS = COMPUTE_OPS | {"Einsum", "Attention"}  # also those that are float on every runtime
+# Operators that make no fewer values than they read.
+_KEEPING_OPS = ELEMENTWISE_OPS | {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Softmax"}
+
 
 def node_macs(master: ModelProto) -> dict[str, int]:
-    """Return the multiply-accumulates per image of every convolution and matrix product, by node name.
+    """Return the multiply-accumulates per image of every convolution and product, by node name.
 
-    Open dimensions count as 1, so that shares are right wherever all layers see the same open size.
+    Open dimensions of the image count as in `trial_shape`; what ONNX cannot infer then counts as 1.
     """
-    types = tensor_types(master)
+    sizes = _Sizes(master)
     macs = {}
-    for node in master.graph.node:
-        if node.op_type not in COMPUTE_OPS:
+    for node in sizes.topology.nodes:
+        if node.op_type not in PRODUCT_OPS:
             continue
-        weight = _sizes(types, node.input[1])
+        weight = sizes.shape(node.input[1])
         if node.op_type == "Conv":  # each output element: one kernel over the input channels of its group
-            macs[node.name] = _elements(types, node.output[0]) * prod(weight[1:])
+            macs[node.name] = sizes.elements(node.output[0]) * prod(weight[1:])
         elif node.op_type == "ConvTranspose":  # each input element: one kernel over the output channels of its group
-            macs[node.name] = _elements(types, node.input[0]) * prod(weight[1:])
+            macs[node.name] = sizes.elements(node.input[0]) * prod(weight[1:])
+        elif node.op_type == "Gemm":
+            macs[node.name] = sizes.elements(node.output[0]) * weight[1 if attribute(node, "transB", 0) else 0]
+        elif node.op_type == "Einsum":  # each output element: a sum over the letters that it lacks
+            macs[node.name] = sizes.elements(node.output[0]) * sizes.summed_over(node)
+        elif node.op_type == "Attention":  # each query, and then each output, meets every key
+            met = sizes.shape(node.input[1])[-2:-1]
+            macs[node.name] = (sizes.elements(node.input[0]) + sizes.elements(node.output[0])) * prod(met)
         else:
-            inner = weight[1 if attribute(node, "transB", 0) else 0] if node.op_type == "Gemm" else weight[-2]
-            macs[node.name] = _elements(types, node.output[0]) * inner
+            macs[node.name] = sizes.matmul_macs(node)
     return macs
 
 
-def _sizes(types: Mapping[str, TensorType], tensor: str) -> tuple[int, ...]:
-    known = types[tensor].shape if tensor in types else None
-    return tuple(size if isinstance(size, int) else 1 for size in known or ())
+class _Sizes:
+    """Sizes of the tensors of a graph, for one image of the usual size."""
 
+    def __init__(self, master: ModelProto) -> None:
+        self.topology = Topology(master)
+        declared = value_type(graph_inputs(master)[0]).shape or ()
+        is_open = not all(isinstance(size, int) for size in declared)
+        self.types = types_for_image(master, trial_shape(declared)) if is_open else tensor_types(master)
+        self._batch = max(1, *self.shape(graph_inputs(master)[0].name)[:1])
+        self._elements: dict[str, int] = {}
 
-def _elements(types: Mapping[str, TensorType], tensor: str) -> int:
-    """Return the elements per image; open dimensions count as 1."""
-    return prod(_sizes(types, tensor)[1:])
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Return the shape; unknown dimensions are 1."""
+        known = self.types[tensor].shape if tensor in self.types else None
+        return tuple(size if isinstance(size, int) else 1 for size in known or ())
+
+    def elements(self, tensor: str) -> int:
+        """Return the elements per image; where they are not known, at least as many as those that were put in."""
+        if tensor not in self._elements:
+            count = prod(self.shape(tensor)) // self._batch
+            maker = self.topology.producers.get(tensor)
+            if maker is not None and maker.op_type in _KEEPING_OPS and not self._is_known(tensor):
+                read = (name for name in maker.input if name not in self.topology.initializers)
+                count = max(count, *map(self.elements, read))
+            self._elements[tensor] = max(count, 1)
+        return self._elements[tensor]
+
+    def _is_known(self, tensor: str) -> bool:
+        shape = self.types[tensor].shape if tensor in self.types else None
+        return shape is not None and all(isinstance(size, int) for size in shape)
+
+    def matmul_macs(self, node: NodeProto) -> int:
+        """Return the multiply-accumulates of a MatMul by what is known of its operands and its result.
+
+        Each of the three says them or, where it is broadcast or dimensions are unknown, less.
+        """
+        left, right = (self.shape(name) or (1,) for name in node.input[:2])
+        rows = left[-2] if len(left) > 1 else 1
+        columns = right[-1] if len(right) > 1 else 1
+        inner = max(left[-1], right[-2] if len(right) > 1 else right[0])
+        by_result = self.elements(node.output[0]) * inner
+        by_right = 0 if node.input[1] in self.topology.initializers else self.elements(node.input[1]) * rows
+        return max(by_result, self.elements(node.input[0]) * columns, by_right)
+
+    def summed_over(self, node: NodeProto) -> int:
+        """Return over how many values each output element of an Einsum is a sum."""
+        equation = attribute(node, "equation", b"").decode().replace(" ", "")  # type: ignore[attr-defined]  # ONNX says string
+        read, _, made = equation.partition("->")
+        terms = read.split(",")
+        letters = "".join(terms).replace(".", "")
+        if "->" not in equation:  # then the letters that occur once are those of the result
+            made = "".join(letter for letter in letters if letters.count(letter) == 1)
+        lengths: dict[str, int] = {}
+        for term, name in zip(terms, node.input, strict=True):
+            before, _, after = term.partition("...")
+            shape = self.shape(name)
+            lengths |= zip(before, shape, strict=False)
+            lengths |= zip(reversed(after), reversed(shape), strict=False)
+        return prod(length for letter, length in lengths.items() if letter not in made)
 
 
 def int8_macs_share(master: ModelProto, placement: Placement) -> float:
@@ -126,7 +198,7 @@ class _Fusion:
 
     def __init__(self, master: ModelProto, placement: Placement) -> None:
         self.topology = Topology(master)
-        self.types = tensor_types(master)
+        self.sizes = _Sizes(master)
         self.macs = node_macs(master)
         self.placement = placement
         self.position = {node.name: index for index, node in enumerate(self.topology.nodes)}
@@ -143,7 +215,7 @@ class _Fusion:
         groups = []
         for name in order:
             layers = tuple(node for node in members[name] if node in self.first)
-            fixed = "" if name in self.placement.weights else self.placement.floats[name]
+            fixed = "" if name in self.placement.layers else self.placement.floats[name]
             macs = sum(self.macs[layer] for layer in layers)
             groups.append(FusionGroup(name, layers, tuple(members[name]), macs, fixed))
         index = {name: i for i, name in enumerate(order)}
@@ -159,7 +231,7 @@ class _Fusion:
         divisions = {name(layer): layer for layer in self.placement.weights for name in (divided_name, equalised_name)}
         for node in self.topology.nodes:
             layer: str | None = None
-            if node.op_type in COMPUTE_OPS:
+            if node.op_type in PRODUCT_OPS:
                 layer = None if node.name in self.placement.own else node.name
             elif node.name in divisions:  # it is there for the layer that reads it, while that is INT8
                 layer = divisions[node.name]
@@ -220,9 +292,9 @@ class _Fusion:
                         crossing.setdefault((min(group, here), max(group, here)), set()).add(made)
                 arriving.update({name: {name: here} for name in node.output})
             else:
-                floats = [name for name in node.output if is_float(self.types, name)]
+                floats = [name for name in node.output if is_float(self.sizes.types, name)]
                 arriving.update(dict.fromkeys(floats, sources))
-        return tuple((*pair, sum(_elements(self.types, made) for made in crossing[pair])) for pair in sorted(crossing))
+        return tuple((*pair, sum(self.sizes.elements(made) for made in crossing[pair])) for pair in sorted(crossing))
 
     def _owners(self, index: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         owners = {}

@@ -5,12 +5,27 @@ The rules, in the order in which they depend on one another:
 1. Layers. A convolution or matrix product with constant float32 weights reads its input as INT8, and its weights are
    INT8 with a scale per output channel. Exceptions are in `_Rules._unquantisable`.
 
+   1a. Attention. A matrix product of two activations reads both as INT8 if its result goes on into a layer, through
+       whatever activations, moves and softmaxes. Query, key and value differ in range: where one tensor is cut into
+       them, each part has a scale of its own.
+
+           query -> Q/DQ ---+
+                            MatMul -> Softmax (float) -> Q/DQ ---+
+           key   -> Q/DQ ---+                                    MatMul -> ... -> a layer
+                                               value -> Q/DQ ----+
+
+       NVIDIA's quantisers are there too (Model-Optimizer; TensorRT, "Fused Attention"): Q/DQ on query, key, value and
+       probabilities, none on the logits.
+
 2. Residual Add. Its skip connection is INT8 and shares the Q of its other readers. The operand that comes straight from
    a quantised layer, and that nothing else reads, stays float, because runtimes fuse the two.
 
        layer -> activation (float) ---+
                                       Add -> ... -> a quantised layer
        skip -> Q/DQ  -----------------+
+
+   The sum that a normalisation reads is float, with both operands: the stream that runs through a transformer has rare
+   values far beyond the others, and no layer reads it as it is.
 
    2a. If both operands come straight from such layers, the later layer's stays float: when it runs, the other operand
        is there to be added.
@@ -20,8 +35,8 @@ The rules, in the order in which they depend on one another:
 
 4. Scales. Tensors that hold values of the same source share a scale, and only the sources, the taps, are observed.
 
-Everything else stays float. A plan's nodes stay float too; it cannot shift the other rules, since it is applied between
-rules 1 and 2. What the model itself has in INT8 is kept as it is.
+Everything else stays float, and `_FLOAT_OPS` gives reasons. A plan's nodes stay float too; it cannot shift the other
+rules, since it is applied between rules 1 and 2. What the model itself has in INT8 is kept as it is.
 """
 
 from __future__ import annotations
@@ -43,9 +58,23 @@ from engines.graph.topology import (
     Topology,
     channel_axis,
     data_inputs,
+    is_float,
     moves_values,
     tensor_types,
 )
+
+_ATTENTION_OPS = {"Softmax", "Where"}  # these normalise and mask what lies between the products of attention
+_PART_OPS = {"Split", "Slice", "Gather"}  # they cut a tensor into parts
+_NORMALISATIONS = {"LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"}
+_FLOAT_OPS = {
+    **dict.fromkeys(("Softmax", "LogSoftmax"), "it is a softmax: its exponentials need float"),
+    **dict.fromkeys(_NORMALISATIONS, "it is a normalisation: its mean and variance need float"),
+    **dict.fromkeys(("Erf", "Gelu"), "it is a GELU: runtimes compute it in float behind the layer before"),
+    "GridSample": "it samples at computed places: these and its interpolation need float",
+    "Resize": "it interpolates: runtimes do so in float",
+    "Einsum": "it is an Einsum, which no runtime has in INT8: a MatMul in its place could be",
+    "Attention": "it is a fused attention, which computes in float",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +102,8 @@ class Placement:
     Args:
         reads: The input indices that take Q/DQ, for each quantised node; none where it reads a tensor that the model
             itself dequantised.
-        weights: The weight of each quantised convolution or matrix product.
+        weights: The weight of each quantised convolution or matrix product that has one.
+        products: Names of the quantised matrix products of two activations.
         groups: Every activation tensor that is given Q/DQ is in exactly one group; in graph order.
         floats: Name of each node that stays float -> the reason in plain words.
         own: Names of the convolutions and matrix products that the model itself has in INT8; kept as they are.
@@ -84,6 +114,12 @@ class Placement:
     groups: tuple[ScaleGroup, ...]
     floats: Mapping[str, str]
     own: tuple[str, ...] = ()
+    products: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """Names of the convolutions and matrix products that read INT8 by this placement."""
+        return frozenset((*self.weights, *self.products))
 
     @property
     def quantised(self) -> tuple[str, ...]:
@@ -130,6 +166,8 @@ class _Rules:
         self.reads: dict[str, tuple[int, ...]] = {}
         self.weights: dict[str, Weight] = {}
         self.floats: dict[str, str] = {}
+        self.products: dict[str, None] = {}
+        self.cuts: set[str] = set()
         self.sources = self._trace_sources()
         self.layers: dict[str, str] = {}
         self.position = {node.name: index for index, node in enumerate(self.topology.nodes)}
@@ -145,6 +183,9 @@ class _Rules:
             else:  # rule 1; a plan is applied later, so that it cannot shift the other rules
                 rank = len(self.topology.initializers[node.input[1]].dims)
                 self.weights[node.name] = Weight(node.input[1], channel_axis(node, rank))
+        self.products = self._find_products()
+        self.cuts = self._find_cuts()
+        self.sources = self._trace_sources()
         self.layers = self._trace_layers()
         self._apply_plan(layers)
         feeding = self._feeding_layers()
@@ -162,16 +203,16 @@ class _Rules:
         read = [node.input[index] for node in nodes for index in self.reads.get(node.name, ())]
         to_scale = [tensor for tensor in dict.fromkeys(read) if tensor not in self.own.pairs]
         groups = scale_groups(to_scale, self.sources, [*self.topology.inputs, *self.topology.producers])
-        return Placement(reads, self.weights, groups, floats, tuple(self.kept))
+        return Placement(reads, self.weights, groups, floats, tuple(self.kept), tuple(self.products))
 
     def _trace_sources(self) -> dict[str, tuple[str, ...]]:
         """Return, per tensor that operators only moved together, the tensors its values come from.
 
-        A tensor that comes from the model's own INT8 too is a source itself.
+        A tensor that comes from the model's own INT8 too is a source itself, and so is each part of one that is cut.
         """
         sources: dict[str, tuple[str, ...]] = {}
         for node in self.topology.nodes:
-            if moves_values(node, self.topology.initializers):
+            if node.name not in self.cuts and moves_values(node, self.topology.initializers):
                 inputs = [node.input[index] for index in data_inputs(node)]
                 origins = dict.fromkeys(source for name in inputs for source in sources.get(name, (name,)))
                 if not any(map(self.own.concerns, origins)):
@@ -184,7 +225,7 @@ class _Rules:
         if node.input[1] in self.own.weights:
             return "the model has its weights in INT8, and its input float"
         if weight is None:
-            return "its weights are not constant"
+            return "its weights are not constant, and no layer reads what it makes"
         if weight.data_type != TensorProto.FLOAT:
             return f"its weights are {TensorProto.DataType.Name(weight.data_type).lower()}, not float32"
         if node.input[0] in self.topology.initializers:
@@ -196,6 +237,49 @@ class _Rules:
         if any(maker.op_type == "Softmax" for maker in makers):
             return "it reads probabilities: the expected value of a softmax is box decoding"
         return None
+
+    def _find_products(self) -> dict[str, None]:
+        """Rule 1a: return the products of two activations whose result goes on into a layer, in graph order."""
+        through = ELEMENTWISE_OPS | MOVEMENT_OPS | AVERAGE_OPS | QDQ_OPS | _ATTENTION_OPS
+        computed = self._computed_from_image()
+        reaching: set[str] = set()  # tensors from which a layer can be reached
+        found: list[str] = []
+        for node in reversed(self.topology.nodes):
+            if node.name in self.weights or node.name in self.kept:
+                reaching.update(node.input[:2])
+            elif reaching.intersection(node.output):
+                if node.op_type == "MatMul" and computed.issuperset(node.input) and not self._is_own(node):
+                    found.append(node.name)
+                    self.floats.pop(node.name)
+                    reaching.update(node.input)
+                elif node.op_type in through:
+                    reaching.update(node.input)
+        return dict.fromkeys(reversed(found))
+
+    def _computed_from_image(self) -> set[str]:
+        """Return the float32 tensors that depend on the image's values, and not on its size alone."""
+        computed = set(self.topology.inputs)
+        for node in self.topology.nodes:
+            if node.op_type not in ("Shape", "Size") and computed.intersection(node.input):
+                computed.update(node.output)
+        return {name for name in computed if is_float(self.types, name)}
+
+    def _is_own(self, node: NodeProto) -> bool:
+        """Return True if the model has one operand of a product in INT8 by weights of its own."""
+        return bool(self.own.weights.intersection(node.input))
+
+    def _find_cuts(self) -> set[str]:
+        """Rule 1a: return the names of the nodes that cut a tensor into operands of products."""
+        cuts: set[str] = set()
+        waiting = [name for node in self.topology.nodes if node.name in self.products for name in node.input]
+        while waiting:
+            node = self.topology.producers.get(waiting.pop())
+            if node is not None and node.output[0] in self.sources:
+                if node.op_type in _PART_OPS:
+                    cuts.add(node.name)
+                else:
+                    waiting += [node.input[index] for index in data_inputs(node)]
+        return cuts
 
     def _trace_layers(self) -> dict[str, str]:
         """Return the layer of each tensor that one quantisable layer made, alone, directly or through activations."""
@@ -221,7 +305,10 @@ class _Rules:
                 )
         self.floats.update(self.plan.floats)
         self.weights = {name: weight for name, weight in self.weights.items() if name not in self.floats}
-        self.reads = {node.name: self._to_quantise(node, (0,)) for node in layers if node.name in self.weights}
+        self.products = {name: None for name in self.products if name not in self.floats}
+        for node in layers:
+            if node.name in self.weights or node.name in self.products:
+                self.reads[node.name] = self._to_quantise(node, (0, 1) if node.name in self.products else (0,))
 
     def _to_quantise(self, node: NodeProto, indices: Iterable[int]) -> tuple[int, ...]:
         """Return those of a node's inputs that the model itself has not dequantised."""
@@ -249,6 +336,8 @@ class _Rules:
             reason = "no residual: its operands are not two feature maps of one shape"
         elif node.output[0] not in feeding:
             reason = "no residual: its sum feeds no quantised layer"
+        elif self._is_normalised(node.output[0]):
+            reason = "a normalisation reads its sum"
         elif not made:
             reason = "no residual: neither operand comes straight out of a convolution or matrix product"
         elif self.kept.keys() & set(completed):
@@ -261,6 +350,15 @@ class _Rules:
             self.reads[node.name] = self._to_quantise(node, [index for index in (0, 1) if index != fused])
             return
         self.floats.setdefault(node.name, reason)
+
+    def _is_normalised(self, tensor: str) -> bool:
+        """Return True if a normalisation reads a tensor, or its mean is subtracted from it."""
+        readers = [reader for reader, _ in self.topology.readers(tensor)]
+        means = {reader.output[0] for reader in readers if reader.op_type == "ReduceMean"}
+        return any(
+            reader.op_type in _NORMALISATIONS or (reader.op_type == "Sub" and means.intersection(reader.input))
+            for reader in readers
+        )
 
     def _same_feature_maps(self, node: NodeProto) -> bool:
         """Return True for two float32 tensors of one rank, at least 2, of which no two sizes are known to differ.
@@ -291,10 +389,13 @@ class _Rules:
         if set(node.output) <= self.own.activations.keys():
             return "it moves what the model itself has in INT8"
         if moves_values(node, self.topology.initializers) and node.name not in self.plan.floats:
+            if node.name in self.cuts:
+                return "it cuts a tensor into parts that have scales of their own: operands of attention"
             if node.output[0] not in self.sources:
                 return "it moves values that are under scales of the model's own"
             return "not everything that reads its result is quantised"
-        return self.floats.get(node.name, "it multiplies no weights: activation, decoding or shape arithmetic")
+        known = _FLOAT_OPS.get(node.op_type, "it multiplies no weights: activation, decoding or shape arithmetic")
+        return self.floats.get(node.name, known)
 
 
 def scale_groups(

@@ -60,10 +60,16 @@ _LEAST_SHIFT = 0.02  # share of the layer's noise: smaller shifts are left alone
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """A layer's input, and the variance of each of its output channels, (outputs,)."""
+    """A layer's input, and the variance of each of its output channels, (outputs,).
+
+    A product of two activations is described as one channel. other: its second operand. terms: of which each of its
+    outputs is the sum.
+    """
 
     read: LayerInput
     variance: NDArray[np.float64]
+    other: LayerInput | None = None
+    terms: float = 1.0
 
 
 def observe_channels(
@@ -76,15 +82,25 @@ def observe_channels(
 ) -> dict[str, LayerStatistics]:
     """Run the frames, network inputs (1, C, H, W), and keep statistics of every layer's input and output.
 
+    layers: convolutions and matrix products with constant weights, and matrix products of two activations.
     The frames are run several times where one pass would expose tensors of more than `pass_bytes`, at least a layer's.
 
     Layers that read one tensor share its samples. Raises EngineError as the runtime does.
     """
     statistics: dict[str, LayerStatistics] = {}
-    for part in _passes(reference, layers, frames[0].shape, pass_bytes):
-        tensors = tuple(dict.fromkeys(name for node in part for name in (node.input[0], node.output[0])))
+    constants = Topology(reference).initializers
+    exposed = {
+        node.name: [name for name in (*node.input[:2], node.output[0]) if name not in constants] for node in layers
+    }
+    for part in _passes(reference, layers, exposed, frames[0].shape, pass_bytes):
+        tensors = tuple(dict.fromkeys(name for node in part for name in exposed[node.name]))
         with closing(runtime.load(expose(reference, tensors).SerializeToString())) as engine:
-            collectors = {node.name: _Collector(node, len(frames)) for node in part}
+            collectors = {
+                node.name: _Collector(node, len(frames))
+                if node.input[1] in constants
+                else _ProductCollector(node, len(frames))
+                for node in part
+            }
             for number, frame in enumerate(frames):
                 seen = {engine.inputs[0].name: frame, **engine.infer(frame)}
                 for collector in collectors.values():
@@ -96,16 +112,20 @@ def observe_channels(
 
 
 def _passes(
-    reference: ModelProto, layers: Sequence[NodeProto], shape: Sequence[int], pass_bytes: int
+    reference: ModelProto,
+    layers: Sequence[NodeProto],
+    exposed: Mapping[str, Sequence[str]],
+    shape: Sequence[int],
+    pass_bytes: int,
 ) -> Iterator[list[NodeProto]]:
-    """Yield the layers in parts whose tensors fit into memory together."""
-    names = [name for node in layers for name in (node.input[0], node.output[0])]
+    """Yield the layers in parts whose tensors, `exposed` by layer, fit into memory together."""
+    names = [name for node in layers for name in exposed[node.name]]
     inputs = Topology(reference).inputs
     sizes: Mapping[str, int | None] = element_counts(reference, shape, [n for n in names if n not in inputs])
     part: list[NodeProto] = []
     taken = 0
     for node in layers:
-        need = sum(4 * (sizes.get(name) or prod(shape)) for name in (node.input[0], node.output[0]))
+        need = sum(4 * (sizes.get(name) or prod(shape)) for name in exposed[node.name])
         if part and taken + need > pass_bytes:
             yield part
             part, taken = [], 0
@@ -144,11 +164,37 @@ class _Collector:
         return LayerStatistics(LayerInput(np.concatenate(self._samples, axis=1), self._low, self._high), variance)
 
 
+class _ProductCollector:
+    """Statistics of a product of two activations in the making; the sizes may change from frame to frame."""
+
+    def __init__(self, node: NodeProto, frames: int) -> None:
+        self._node = node
+        self._samples = _SAMPLES // frames + 1
+        self._random = np.random.default_rng(0)
+        self._operands: tuple[list[NDArray[np.float32]], ...] = ([], [])
+        self._moments: list[tuple[float, float, int]] = []
+
+    def add(self, tensors: Mapping[str, Array]) -> None:
+        for name, samples in zip(self._node.input, self._operands, strict=True):
+            values = tensors[name].ravel()
+            ends = np.array([values.min(), values.max()], np.float32)
+            samples.append(np.concatenate((ends, self._random.choice(values, min(self._samples, values.size)))))
+        given = tensors[self._node.output[0]].astype(np.float64)
+        self._moments.append((given.mean(), np.square(given).mean(), tensors[self._node.input[0]].shape[-1]))
+
+    def statistics(self) -> LayerStatistics:
+        mean, power, terms = np.mean(np.array(self._moments), axis=0)
+        read, other = (np.concatenate(samples)[np.newaxis] for samples in self._operands)
+        inputs = [LayerInput(values, values.min(axis=1), values.max(axis=1)) for values in (read, other)]
+        return LayerStatistics(inputs[0], np.maximum([power - mean**2], 0.0), inputs[1], float(terms))
+
+
 @dataclass
 class RepairedLayer:
     """One layer under repair. Noise is in its output's units squared, `signal` the sum of its outputs' variances.
 
-    Both as if all taps met in every output, which `coverage` of them do.
+    Both as if all taps met in every output, which `coverage` of them do. A product of two activations is two of them,
+    one for each operand: the other one takes the place of the weights, with its own noise.
     """
 
     node: NodeProto
@@ -156,12 +202,14 @@ class RepairedLayer:
     read: LayerInput
     signal: float
     scale: float
+    tensor: str
+    has_weights: bool = True
     clips: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
     notes: list[str] = field(default_factory=list)
 
     @property
     def noise(self) -> float:
-        weights = weight_noise(self.matrix, self.read.variance, self.clips)
+        weights = weight_noise(self.matrix, self.read.variance, self.clips) if self.has_weights else 0.0
         return activation_noise(self.matrix, self.read, self.scale) + weights
 
     @property
@@ -182,12 +230,16 @@ Equalisations = dict[tuple[str, bool], tuple[Equalisation, ...]]  # by layer, an
 
 @dataclass(frozen=True)
 class Proposal:
-    """Repairs; per layer the predicted noise to signal before and after them, and notes in words."""
+    """Repairs; per layer the predicted noise to signal before and after them, and notes in words.
+
+    loudest: per layer the tensor that makes most of the noise before them.
+    """
 
     repairs: Repairs
     before: Mapping[str, float]
     after: Mapping[str, float]
     notes: Mapping[str, tuple[str, ...]]
+    loudest: Mapping[str, str]
 
 
 def propose_repairs(
@@ -228,10 +280,27 @@ class _RepairSearch:
         self.known = known
         self.groups = {tensor: group for group in placement.groups for tensor in group.tensors}
         nodes = [node for node in self.topology.nodes if node.name in statistics and self._is_scaled(node.input[0])]
-        self.layers = {node.name: self._layer(node, statistics[node.name]) for node in nodes}
-        self.before = {name: layer.nsr for name, layer in self.layers.items()}
+        self.layers = {
+            node.name: self._layer(node, statistics[node.name]) for node in nodes if node.name in placement.weights
+        }
+        self.operands = [
+            operand
+            for node in nodes
+            if node.name in placement.products and self._is_scaled(node.input[1])
+            for operand in self._operands(node, statistics[node.name])
+        ]
+        self.readers = [*self.layers.values(), *self.operands]
+        self.before = self._noise()
+        self.loudest = {reader.node.name: reader.tensor for reader in sorted(self.readers, key=lambda each: each.nsr)}
         total = sum(self.before.values())
-        self.loud = [layer for name, layer in self.layers.items() if self.before[name] >= _LEAST_SHARE * total]
+        self.loud = [reader for reader in self.readers if self.before[reader.node.name] >= _LEAST_SHARE * total]
+
+    def _noise(self) -> dict[str, float]:
+        """Return the noise to signal of each layer as it stands; that of a product comes from both operands."""
+        noise: dict[str, float] = {}
+        for reader in self.readers:
+            noise[reader.node.name] = noise.get(reader.node.name, 0.0) + reader.nsr
+        return noise
 
     def proposal(self, families: Collection[str]) -> Proposal:
         methods = self._thresholds() if "methods" in families else {}
@@ -239,12 +308,16 @@ class _RepairSearch:
         clips = self._clip() if "clips" in families else {}
         shifts = self._shifts() if "shifts" in families else {}
         # Tensors that some layer still reads as they are.
-        read = {layer.node.input[0] for name, layer in self.layers.items() if name not in divided.divisors}
+        read = {layer.tensor for name, layer in self.layers.items() if name not in divided.divisors}
+        read |= {operand.tensor for operand in self.operands}
         used = {tap: method for group, method in methods.items() if read & {*group.tensors} for tap in group.taps}
         repairs = replace(divided, methods=used, clips=clips, shifts=shifts)
-        after = {name: layer.nsr for name, layer in self.layers.items()}
-        notes = {name: tuple(layer.notes) for name, layer in self.layers.items() if layer.notes}
-        return Proposal(repairs, self.before, after, notes)
+        notes: dict[str, tuple[str, ...]] = {}
+        for reader in self.readers:
+            known = notes.get(reader.node.name, ())
+            notes[reader.node.name] = (*known, *(note for note in reader.notes if note not in known))
+        noted = {name: each for name, each in notes.items() if each}
+        return Proposal(repairs, self.before, self._noise(), noted, self.loudest)
 
     def _is_scaled(self, tensor: str) -> bool:
         """Return True if a tensor is under a scale of ours. Some have none: their readers stay float."""
@@ -254,10 +327,29 @@ class _RepairSearch:
         matrix = to_matrix(node, numpy_helper.to_array(self.topology.initializers[node.input[1]]))
         if node.op_type == "Gemm":
             matrix = matrix * number(node, "alpha", 1.0)
-        amax = max(self.calibration.amax[tap] for tap in self.groups[node.input[0]].taps)
         signal = float(seen.variance.sum()) / coverage(node)
-        read = replace(seen.read, is_unsigned=node.input[0] in self.unsigned)
-        return RepairedLayer(node, matrix, read, signal, activation_scale(amax, node.input[0], read.is_unsigned))
+        return self._reading(node, node.input[0], matrix, seen.read, signal)
+
+    def _operands(self, node: NodeProto, seen: LayerStatistics) -> list[RepairedLayer]:
+        """Return both operands of a product; an error of one meets the root mean square of the other, in each term."""
+        assert seen.other is not None, "a product has two operands"
+        powers = [float(np.square(each.samples, dtype=np.float64).mean()) for each in (seen.other, seen.read)]
+        signal = float(seen.variance.sum())
+        return [
+            replace(
+                self._reading(node, tensor, np.full((1, 1, 1, 1), np.sqrt(seen.terms * power)), read, signal),
+                has_weights=False,
+            )
+            for tensor, power, read in zip(node.input, powers, (seen.read, seen.other), strict=True)
+        ]
+
+    def _reading(
+        self, node: NodeProto, tensor: str, matrix: NDArray[np.float64], seen: LayerInput, signal: float
+    ) -> RepairedLayer:
+        """Return what reads a tensor under its scale as it was calibrated."""
+        amax = max(self.calibration.amax[tap] for tap in self.groups[tensor].taps)
+        read = replace(seen, is_unsigned=tensor in self.unsigned)
+        return RepairedLayer(node, matrix, read, signal, activation_scale(amax, tensor, read.is_unsigned), tensor)
 
     def _thresholds(self) -> dict[ScaleGroup, str]:
         """Return per group the method of least noise behind the weights that read it, if that is clearly less.
@@ -265,9 +357,9 @@ class _RepairSearch:
         A calibration with the scales of another tool may have no histograms; it keeps these scales.
         """
         chosen: dict[ScaleGroup, str] = {}
-        loud = {layer.node.input[0] for layer in self.loud}
+        loud = {reader.tensor for reader in self.loud}
         for group in dict.fromkeys(self.groups[tensor] for tensor in sorted(loud)):
-            readers = [layer for layer in self.layers.values() if layer.node.input[0] in group.tensors]
+            readers = [reader for reader in self.readers if reader.tensor in group.tensors]
             members = [self.calibration.histograms[tap] for tap in group.taps if tap in self.calibration.histograms]
             if not members:
                 continue
@@ -343,6 +435,8 @@ class _RepairSearch:
         """Return per layer the fraction of its largest weight that each output channel's scale reaches."""
         clips: dict[str, Numbers] = {}
         for layer in self.loud:
+            if not layer.has_weights:
+                continue
             if len(self.topology.readers(layer.node.input[1])) > 1 or not _has_scale_per_output(layer.node):
                 continue  # one INT8 weight serves all its readers
             best = best_clips(layer.matrix, layer.read.variance)

@@ -231,10 +231,12 @@ def chosen_noises(front: list[tuple[float, float]], tolerance: float) -> list[fl
     return [plan.noise for plan in rungs(plans, tolerance)]
 
 
-def test_each_rung_is_the_quietest_of_those_as_fast_and_has_half_the_noise() -> None:
+def test_each_rung_is_the_quietest_of_those_as_fast_and_has_two_thirds_of_the_noise_at_most() -> None:
     front = [(8.0, 1.0), (7.0, 1.01), (4.0, 1.5), (3.0, 1.52), (1.4, 1.9), (0.1, 2.5)]
     assert chosen_noises(front, 0.0) == [8.0, 4.0, 1.4, 0.1]
     assert chosen_noises(front, 0.05) == [7.0, 3.0, 1.4, 0.1]
+    near = [(1.0, 1.0), (0.7, 2.0), (0.66, 3.0), (0.45, 4.0), (0.3, 5.0)]
+    assert chosen_noises(near, 0.0) == [1.0, 0.66, 0.3]
 
 
 def test_the_rungs_end_at_a_plan_without_noise() -> None:

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from transformer_nets import decoder_head, deformable_piece, position_sensitive_attention, vit_block
 from zoo import Net, Shape, by_name, residual_net, rounds_half
 
 from benchmarks.half import run as run_batches
@@ -141,6 +142,10 @@ NETS: dict[str, Callable[[], ModelProto]] = {
     "classifier": classifier_net,
     "detector": detector_net,
     "branching": branching_net,
+    "vit": vit_block,
+    "yolo11": position_sensitive_attention,
+    "deformable": deformable_piece,
+    "decoder": decoder_head,
 }
 
 

@@ -157,6 +157,18 @@ class Segment(ModelTask):
 
         return decode
 
+    @property
+    def listening_specs(self) -> tuple[ModelSpec, ...]:
+        return (self.spec,)
+
+    def divergence(self, served: Sequence[LabelMap], reference: Sequence[LabelMap]) -> float | None:
+        """Return the square of what is lost.
+
+        As many pixels change their class as the noise is large, and independent noises add up in their squares. The
+        scores themselves would mislead: most are far from any change.
+        """
+        return (1.0 - served[0].fidelity(reference[0])) ** 2
+
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> MaskImages:
         from agent.vision.datasets.mask_images import MaskImages
 

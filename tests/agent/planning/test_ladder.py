@@ -11,6 +11,7 @@ import onnx
 import pytest
 from candidate_bench import saved_model
 from raising_world import COLLAPSES, collapsing_net, count_macs, scene_of
+from transformer_nets import ints
 from turned_clock import TurnedClock
 from zoo import Net, residual_net
 
@@ -72,6 +73,61 @@ def test_a_layer_that_a_repair_saves_stays_int8(tmp_path: Path) -> None:
     assert plan.evidence["tried"] == [
         {"plan": "all that may be INT8", "int8_macs_share": 1.0, "loss": 0.0, "outcome": ""}
     ]
+
+
+def attending_net() -> onnx.ModelProto:
+    """Says class 1 of a bright image, by attention over four tokens whose values cancel but for the brightness."""
+    net = Net()
+    spread = net.node("Conv", "image", net.constant(np.full((64, 3, 1, 1), 1.0 / 3.0, np.float32)))
+    level = net.node("Conv", spread, net.constant(np.full((1, 64, 4, 4), 1.0 / 1024.0, np.float32)), strides=[4, 4])
+    tokens = net.node("Transpose", net.node("Reshape", level, ints(net, 1, 1, 4)), perm=[0, 2, 1])
+    query, key = (net.node("MatMul", tokens, net.constant(np.full((1, 2), 0.1, np.float32))) for _ in range(2))
+    logits = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
+    loud = np.array([[[0.0, 200.0], [0.0, -200.0], [0.0, 200.0], [0.0, -200.0]]], np.float32)
+    value = net.node("MatMul", tokens, net.constant(np.array([[1.0, 0.0]], np.float32)))
+    mixed = net.node("MatMul", net.node("Softmax", logits, axis=-1), net.node("Add", value, net.constant(loud)))
+    bright = np.array([[0.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 5], np.float32)
+    bias = np.array([0.17, 0.0, -9.0, -9.0, -9.0], np.float32)
+    taken = net.node("Add", net.node("MatMul", mixed, net.constant(bright)), net.constant(bias))
+    return net.model(net.node("ReduceMean", taken, axes=[1], keepdims=0))
+
+
+def test_the_product_of_attention_that_loses_the_answers_is_found(tmp_path: Path) -> None:
+    found = ladder_of(saved_model(tmp_path, attending_net()), AS_IT_IS)
+    plan = next(found.plans())
+    assert found.tried[0].loss >= 0.4
+    assert "MatMul_t11" in plan.floats
+    assert not {"Conv_t0", "Conv_t1"} & plan.floats.keys()
+    groups = {group["name"]: group["sensitivity"] for group in plan.evidence["groups"]}
+    assert max(groups, key=groups.__getitem__) == "MatMul_t11"
+    assert found.tried[-1].loss == 0.0
+
+
+def masking_net() -> onnx.ModelProto:
+    """A mask whose left half is far from the threshold, with much noise, and whose right half is near it, with little.
+
+    Near it is "Conv_t5", which reads a tensor of two channels that are a hundred apart.
+    """
+    net = Net()
+    level = net.node("Conv", "image", net.constant(np.full((1, 3, 1, 1), 1.0 / 3.0, np.float32)))
+    steep = net.node("Conv", level, net.constant(np.full((1, 1, 1, 1), 1000.0, np.float32)))
+    sign = np.where(np.indices((8, 8)).sum(axis=0) % 2, 3000.0, -3000.0).astype(np.float32)
+    far = net.node("Add", steep, net.constant(sign[np.newaxis, np.newaxis]))
+    loud = net.node("Mul", level, net.constant(np.array(100.0, np.float32)))
+    pair = net.node("Concat", level, loud, axis=1)
+    near = net.node("Conv", pair, net.constant(np.array([1.0, 0.0], np.float32).reshape(1, 2, 1, 1)))
+    ends = [net.constant(np.array([value], np.int64)) for value in (0, 4, 8, 3)]
+    left, right = net.node("Slice", far, ends[0], ends[1], ends[3]), net.node("Slice", near, ends[1], ends[2], ends[3])
+    return net.model(net.node("Concat", left, right, axis=3))
+
+
+def test_a_search_for_masks_finds_the_layer_that_changes_pixels(tmp_path: Path) -> None:
+    spec = {"task": "segment", "labels": ["bright"], "score_threshold": 0.12}
+    found = ladder_of(saved_model(tmp_path, masking_net(), **spec), AS_IT_IS)
+    for _ in found.plans():
+        found.note("refused by the test")
+    groups = {group["name"]: group["sensitivity"] for group in found.report()["groups"]}
+    assert groups["Conv_t1"] < 0.01 * groups["Conv_t5"]
 
 
 @pytest.mark.parametrize(("gemm_nsr", "floats"), [(0.002, {"Gemm_t9"}), (0.0005, set())])

@@ -369,3 +369,17 @@ def test_an_own_decoder_with_fewer_shapes_than_boxes_is_refused(monkeypatch: pyt
     monkeypatch.setattr("agent.vision.tasks.detect.import_decoder", lambda _: lambda *_: short)
     with pytest.raises(ConfigError, match=r"decoder\.result"):
         decoded(spec("instance", "mine:decode"), {"output0": np.zeros((1, 4), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("model", "reference", "served"),
+    [
+        (spec("instance"), instances(), instances(masks=[disc(6, 5, 4), disc(16, 8, 5)])),
+        (spec("pose", keypoints=5), poses(), poses(people=[points(24, 22, 30), PEOPLE[1]])),
+    ],
+)
+def test_shapes_that_move_in_boxes_that_stay_diverge(model: ModelSpec, reference: Any, served: Any) -> None:
+    missed = np.square(1.0 - np.diag(served.overlaps(reference)))
+    diverged = open_task(model).divergence((served, served), (reference, reference))
+    assert diverged == pytest.approx(missed.mean())
+    assert missed.max() > 0.01

@@ -46,8 +46,11 @@ def build(
 
 def assert_built_as_written(graph: ModelProto, built: Built) -> dict[str, str]:
     """The type that each convolution and matrix product found in the listing computes in, by its node's name."""
-    layers = [layer for layer in layers_from_json(built.files[LAYERS_FILE]) if layer.kind in COMPUTING]
     floats, topology = built.facts["float32"], Topology(graph)
+    listed = layers_from_json(built.files[LAYERS_FILE])
+    layers = [layer for layer in listed if layer.kind in COMPUTING]
+    softmaxes = {node.name for node in topology.nodes if node.op_type == "Softmax"}
+    attention = [layer for layer in listed if layer.kind not in COMPUTING and softmaxes.intersection(layer.nodes)]
     for layer in layers:
         assert "Float" not in layer.inputs or floats.keys() & set(layer.nodes), layer
     found = {}
@@ -59,7 +62,9 @@ def assert_built_as_written(graph: ModelProto, built: Built) -> dict[str, str]:
         # The builder has no INT8 kernel for a ConvTranspose: it dequantises, and computes in the float type.
         is_int8 = quantised and node.op_type != "ConvTranspose"
         expected = "Int8" if is_int8 else "Float" if node.name in floats else "Half"
-        own = [layer for layer in layers if node.name in layer.nodes]
+        # Products of two activations may be one layer with the softmax between them.
+        has_weights = any(maker is None or maker.input[0] in topology.initializers for maker in makers)
+        own = [layer for layer in [*layers, *(() if has_weights else attention)] if node.name in layer.nodes]
         assert own or not quantised, node.name
         for layer in own:
             assert layer.precision == expected, (node.name, layer)

@@ -145,7 +145,7 @@ def test_groups_that_cannot_be_int8_are_fixed() -> None:
     assert [group.fixed for group in grouping.groups] == [
         "",
         "it reads probabilities: the expected value of a softmax is box decoding",
-        "its weights are not constant",
+        "its weights are not constant, and no layer reads what it makes",
     ]
 
 
