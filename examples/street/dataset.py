@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ MAX_OBJECTS = 24
 _SCALE = np.tile((INPUT_WIDTH_PX / view.WIDTH_PX, INPUT_HEIGHT_PX / view.HEIGHT_PX), 2)
 _FRAMES_PER_TRAFFIC, _TRAFFIC_S = 25, 120.0
 # Hours of the day with the share of images taken from them: night, dawn, day up to bright noon.
-_HOURS = ((0.0, 5.2, 0.36), (5.2, 7.0, 0.28), (7.0, 13.0, 0.36))
+HOURS = ((0.0, 5.2, 0.36), (5.2, 7.0, 0.28), (7.0, 13.0, 0.36))
 
 # The camera of an oriented box's pictures hangs at up to this angle.
 _MOST_TILT = math.radians(15.0)
@@ -38,17 +38,20 @@ def shrink(image: Image) -> Image:
     return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
 
 
-def moments(images: int, first_seed: int) -> Iterator[tuple[Street, float, float]]:
+def moments(
+    images: int, first_seed: int, hours: Sequence[tuple[float, float, float]] = HOURS
+) -> Iterator[tuple[Street, float, float]]:
     """The street, the time in it and the hour of each of `images` pictures, drawn at random.
 
-    Traffic seeds count up from `first_seed`; keep sets apart by giving them distant seeds.
+    Traffic seeds count up from `first_seed`; keep sets apart by giving them distant seeds. hours: First and last hour
+    of the day of each part of it, with the share of pictures.
     """
     rng = np.random.default_rng(first_seed)
-    starts, ends, shares = zip(*_HOURS, strict=True)
+    starts, ends, shares = zip(*hours, strict=True)
     for number in range(images):
         if number % _FRAMES_PER_TRAFFIC == 0:
             street = Street(first_seed + number // _FRAMES_PER_TRAFFIC, _TRAFFIC_S)
-        part = int(rng.choice(len(_HOURS), p=shares))
+        part = int(rng.choice(len(hours), p=shares))
         yield street, float(rng.uniform(0.0, _TRAFFIC_S)), float(rng.uniform(starts[part], ends[part]))
 
 

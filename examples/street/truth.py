@@ -124,7 +124,8 @@ def _object(sprite: Sprite, label: Label, mask: Mask) -> Object:
     seen = np.where(is_inside, np.where(is_shown, IN_VIEW, HIDDEN), 0)
     key_points = np.column_stack((points, seen)) * is_inside[:, np.newaxis]
     along = points[KEY_POINTS.index("front wheel")] - points[KEY_POINTS.index("rear wheel")] if len(points) else (1, 0)
-    return Object(label, mask, silhouette, key_points, math.atan(along[1] / along[0]))
+    # At the frame's edge OpenCV draws a pixel more or less of a polygon that is cut.
+    return Object(label, mask & silhouette, silhouette, key_points, math.atan(along[1] / along[0]))
 
 
 def oriented_box(mask: Mask, tilt: float) -> tuple[float, float, float, float]:
