@@ -1,4 +1,4 @@
-"""Training and test images of the street with their truth, rendered once at the network's input size and kept on disk."""
+"""Training and test images of the street with their truth, rendered once at the networks' input size and kept."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def render_askew(images: int, first_seed: int) -> Arrays:
 
 
 def tilt_of(ts: float) -> float:
-    """The angle in radians at which the camera of an oriented box's picture hangs: it sways within a minute and back."""
+    """The angle in radians at which the camera of oriented boxes hangs: it sways within a minute and back."""
     return _MOST_TILT * math.sin(math.tau * ts / 60.0)
 
 
@@ -127,7 +127,7 @@ def cached_set(path: Path, images: int, first_seed: int, render: Callable[[int, 
     print(f"rendering {images} images to {path}", file=sys.stderr)
     arrays = render(images, first_seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # its own keyword is a bool
     return arrays
 
 

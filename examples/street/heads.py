@@ -51,10 +51,12 @@ class Extras(nn.Sequential):
 class StreetHeads(nn.Module):
     """Images (batch, 3, 160, 288), blue green red in [0, 1], to what the heads of `tasks` say, by name.
 
-    cells: (batch, 900, 7), as `StreetNet`. map-segment (batch, classes, 80, 144): logits. map-depth (batch, 1, 40, 72):
-    the logarithm of metres. map-instance (batch, 8, 40, 72): prototypes. cells-instance (batch, 900, 8): factors of
-    these. cells-pose (batch, 900, 18): x, y from the cell's middle in strides, and a logit, of each key point. cells-obb
-    (batch, 900, 1): the box's angle in radians.
+    - cells: (batch, 900, 7), as `StreetNet`.
+    - map-segment: logits (batch, classes, 80, 144).
+    - map-depth: the logarithm of metres (batch, 1, 40, 72).
+    - map-instance: prototypes (batch, 8, 40, 72); cells-instance: factors of these (batch, 900, 8).
+    - cells-pose: (batch, 900, 18), of each key point x, y from the cell's middle in strides, and a logit.
+    - cells-obb: the box's angle in radians (batch, 900, 1).
     """
 
     def __init__(self, tasks: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ Point = tuple[float, float]
 Outline = list[Point]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sprite:
     """One object as the camera sees it: flat polygons in painting order, with their colours."""
 

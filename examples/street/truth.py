@@ -1,4 +1,4 @@
-"""What is to be seen in a frame, exactly: each pixel's class and distance, each object's mask, key points, oriented box.
+"""What is to be seen in a frame, exactly: the class and distance of each pixel, the shapes of each object.
 
 Light changes none of it. Everything is read from one map of which polygon each pixel shows, drawn in painting order as
 the picture is.
@@ -6,6 +6,7 @@ the picture is.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,23 +65,25 @@ class Truth:
 def truth_at(street: Street, ts: float) -> Truth:
     """What is to be seen `ts` seconds after the start; the objects are those that `Street.frame` labels."""
     sprites = street.sprites(ts)
-    starts = np.cumsum([0, *(len(sprite.starts) for sprite in sprites)])
+    polygons = [
+        (index, begin, end)
+        for index, sprite in enumerate(sprites)
+        for begin, end in itertools.pairwise([*sprite.starts, len(sprite.places)])
+    ]
     shown = np.full((view.HEIGHT_PX, view.WIDTH_PX), -1, np.int32)
-    for first, sprite in zip(starts.tolist(), sprites, strict=False):
-        for number, polygon in enumerate(sprite.polygons((0, 0)), first):
-            cv2.fillPoly(shown, [polygon], (number,), cv2.LINE_8, SUBPIXEL_BITS)
-    owner = np.searchsorted(starts, shown, side="right") - 1  # -1 where the backdrop is
+    for number, outline in enumerate(outline for sprite in sprites for outline in sprite.polygons((0, 0))):
+        cv2.fillPoly(shown, [outline], (number,), cv2.LINE_8, SUBPIXEL_BITS)
+    owner = np.array([*(index for index, _, _ in polygons), -1])[shown]
     classes, depth = (each.copy() for each in _empty_street())
     kinds = [NOT_COUNTED if sprite.kind is None else _FIRST_OBJECT + sprite.kind for sprite in sprites]
     classes[owner >= 0] = np.array(kinds, np.uint8)[owner[owner >= 0]]
-    for number in np.unique(shown[shown >= 0]).tolist():
-        sprite = sprites[index := int(np.searchsorted(starts, number, side="right")) - 1]
-        bounds = [*sprite.starts, len(sprite.places)]
-        polygon = slice(*bounds[number - starts[index] : number - starts[index] + 2])
-        rows, columns = np.nonzero(shown == number)
-        depth[rows, columns] = _depth_of(sprite.places[polygon], sprite.corners[polygon], rows, columns)
-    index_of = {id(sprite): index for index, sprite in enumerate(sprites)}
-    objects = [_object(sprite, label, owner == index_of[id(sprite)]) for sprite, label in labelled(sprites)]
+    pixels = np.argsort(shown, axis=None, kind="stable")
+    ends = np.searchsorted(shown.ravel()[pixels], np.arange(-1, len(polygons)), side="right")
+    for (index, begin, end), first, last in zip(polygons, ends, ends[1:], strict=False):
+        rows, columns = np.divmod(pixels[first:last], view.WIDTH_PX)
+        places, corners = sprites[index].places[begin:end], sprites[index].corners[begin:end]
+        depth[rows, columns] = _depth_of(places, corners, rows, columns)
+    objects = [_object(sprite, label, owner == sprites.index(sprite)) for sprite, label in labelled(sprites)]
     return Truth(objects, classes, depth)
 
 
