@@ -17,9 +17,9 @@ from examples.street.vehicles import KEY_POINTS
 
 PROTOTYPES = 8
 _WIDTHS = (16, 24, 28, 28)
-_MAPS = {"segment": len(SURFACES), "depth": 1, "instance": PROTOTYPES}  # of stride 4
-_EXTRAS = {"instance": PROTOTYPES, "pose": 3 * len(KEY_POINTS), "obb": 1}  # of each cell, beside its box
-_TYPICAL_LOG_DEPTH = 2.6  # of 13 m
+_MAPS = {"segment": len(SURFACES), "depth": 1, "instance": PROTOTYPES}  # channels at stride 4
+_EXTRAS = {"instance": PROTOTYPES, "pose": 3 * len(KEY_POINTS), "obb": 1}  # values beside each cell's box
+_TYPICAL_LOG_DEPTH = 2.6  # 13 m
 
 
 class PixelDecoder(nn.Module):

@@ -56,7 +56,9 @@ class Sprite:
     # Its shadows on the ground: where no sky light comes through under it, and where it keeps the sun off.
     contact: view.Array
     shade: view.Array | None
-    key_points: view.Array = field(default_factory=lambda: np.empty((0, 3)))  # of a vehicle, (6, 3) in metres
+    key_points: view.Array = field(
+        default_factory=lambda: np.empty((0, 3))
+    )  # (6, 3) in metres; none of other things than vehicles
 
     @cached_property
     def corners(self) -> view.Array:

@@ -139,7 +139,7 @@ def oriented_box(mask: Mask, tilt: float) -> tuple[float, float, float, float]:
     outline = np.concatenate(cv2.findContours(mask.view(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)[0])
     points = outline[:, 0].astype(np.float64) + 0.5
     along, across = np.array((math.cos(tilt), math.sin(tilt))), np.array((-math.sin(tilt), math.cos(tilt)))
-    reach = 0.5 * (abs(along[0]) + abs(along[1]))  # of a pixel from its middle, along either axis
+    reach = 0.5 * (abs(along[0]) + abs(along[1]))  # from a pixel's middle to its end, along either axis
     placed = points @ np.column_stack((along, across))
     (left, top), (right, bottom) = placed.min(axis=0).tolist(), placed.max(axis=0).tolist()
     x, y = (left + right) / 2 * along + (top + bottom) / 2 * across

@@ -1,4 +1,4 @@
-"""What the sample's street says of its frames, pixel by pixel, and the heads that learnt it."""
+"""The sample's truth, pixel by pixel and object by object, and the heads that learnt it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_pixel_but_the_sky_has_a_distance(seen: Seen) -> None:
         np.testing.assert_array_equal(np.isinf(truth.depth), truth.classes == SURFACES.index("sky"))
 
 
-def test_what_stands_on_the_ground_is_as_far_as_the_ground_there(seen: Seen) -> None:
+def test_an_object_is_as_far_as_the_ground_that_it_stands_on(seen: Seen) -> None:
     empty = truth_at(Street(SEED, 0.0), 1e4).depth
     for _, truth in seen:
         for each in filter(_is_whole, truth.objects):
