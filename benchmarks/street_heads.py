@@ -33,6 +33,7 @@ from examples.street.labelled import SEED, TASKS, write_labelled
 from examples.street.render import VIDEO_NAME, hour_at, render_video
 
 STREET = ROOT / "examples/street"
+VIDEO = ROOT / "var/sample" / VIDEO_NAME  # that of `make run`
 MAX_LOSS, LEAST_MACS, MOST_POINTS = 0.05, 0.85, 2.0
 SCORES = {"segment": "miou", "depth": "delta1"}  # in the answer of `tared evaluate`; of the others it is map
 DRIFTING = ("segment", "pose")
@@ -143,7 +144,7 @@ def _score(task: str, labelled: Path, target: str | Path) -> float:
 def _config(task: str, folder: Path) -> dict[str, Any]:
     """Return the sample's configuration with this head. Its labels are boxes, so it goes without."""
     config: dict[str, Any] = yaml.safe_load((STREET / "config.yaml").read_text())
-    camera = {**config["camera"], "source": str(folder.parent / VIDEO_NAME), "speed": _SPEED}
+    camera = {**config["camera"], "source": str(VIDEO), "speed": _SPEED}
     del camera["labels"]
     return {**config, "model": _model(task), "state_dir": str(folder / "state"), "camera": camera}
 
@@ -170,8 +171,8 @@ def main() -> None:
     options = parser.parse_args()
     sections, bars = list[Section](), list[Bar]()
     with tempfile.TemporaryDirectory() as kept:
-        if set(options.parts) - {"plan"}:
-            render_video(Path(kept) / VIDEO_NAME)
+        if set(options.parts) - {"plan"} and not VIDEO.exists():
+            render_video(VIDEO)
         for part in options.parts:
             measure, title, columns = PARTS[part]
             section = Section(title, columns)
