@@ -9,7 +9,7 @@
     drift  the sample from night to morning, as `make run` plays it but slower: alarm, job, swap, fidelity before and
            after; both engines scored beside float on 200 labelled pictures of the morning
 
-ONNX Runtime. The sample's camera hangs straight; pictures for oriented boxes are of one that hangs askew.
+The runtime is what tared takes by itself. The sample's camera hangs straight, that of the pictures for obb askew.
 """
 
 from __future__ import annotations
