@@ -152,11 +152,11 @@ class Backdrop:
         self.albedo = _shrink(albedo)
         self._glow = _shrink(glow)
         self._sky = self._sky_map(open_sky)
-        self._ground, self._built = _shrink(on_ground), _shrink(built)
+        self.ground, self.built = _shrink(on_ground), _shrink(built)
         self._height = _shrink(np.where(built, facade_y, 0.0))
         self.ground_x = _shrink(np.where(on_ground, ground_x, 1e4))
         self.ground_z = _shrink(np.where(on_ground, ground_z, 1e4))
-        self._depth = np.where(self._built > 0.5, view.FACADE_Z, np.minimum(self.ground_z, view.FACADE_Z))
+        self._depth = np.where(self.built > 0.5, view.FACADE_Z, np.minimum(self.ground_z, view.FACADE_Z))
         self._lamps = self._lamp_map(on_ground, built, (ground_x, ground_z, facade_x, facade_y))
 
     @staticmethod
@@ -178,7 +178,7 @@ class Backdrop:
 
     def radiance(self, light: Light) -> Linear:
         """The empty street under `light`: linear radiance (272, 480, 3), blue green red."""
-        facing = self._ground * light.to_sun[1] + self._built * max(-light.to_sun[2], 0.0)
+        facing = self.ground * light.to_sun[1] + self.built * max(-light.to_sun[2], 0.0)
         sun = (facing * sun_reaches(self._height, self._depth, light)).astype(np.float32)
         lamps = self._lamps * np.float32(light.lamps)
         sky_colour = np.asarray(light.sky, np.float32)

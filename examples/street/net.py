@@ -71,22 +71,34 @@ class StreetNet(nn.Module):
     width and height, all in units of the stride; then objectness and class logits.
     """
 
-    def __init__(self, classes: int = 2) -> None:
+    def __init__(self, classes: int = 2, widths: tuple[int, int, int, int] = (16, 32, 48, 64)) -> None:
         super().__init__()
-        self.stem = PlainUnit(3, 16, 3, 2)
-        self.stride4 = PlainUnit(16, 32, 3, 2)
-        self.stride8 = nn.Sequential(ConvUnit(32, 48, 3, 2), Residual(48))
-        self.stride16 = nn.Sequential(ConvUnit(48, 64, 3, 2), Residual(64))
-        self.lateral = ConvUnit(64, 48, 1)
-        self.merge = ConvUnit(48, 48, 3)
-        self.heads = nn.ModuleList((Head(48, classes), Head(64, classes)))
+        stem, finest, fine, coarse = widths
+        self.stem = PlainUnit(3, stem, 3, 2)
+        self.stride4 = PlainUnit(stem, finest, 3, 2)
+        self.stride8 = nn.Sequential(ConvUnit(finest, fine, 3, 2), Residual(fine))
+        self.stride16 = nn.Sequential(ConvUnit(fine, coarse, 3, 2), Residual(coarse))
+        self.lateral = ConvUnit(coarse, fine, 1)
+        self.merge = ConvUnit(fine, fine, 3)
+        self.heads = nn.ModuleList((Head(fine, classes), Head(coarse, classes)))
 
-    def forward(self, images: Tensor) -> Tensor:
-        fine = self.stride8(self.stride4(self.stem(images)))
+    def features(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of strides 4, 8 and 16."""
+        finest = self.stride4(self.stem(images))
+        fine = self.stride8(finest)
         coarse = self.stride16(fine)
         fine = self.merge(fine + nn.functional.interpolate(self.lateral(coarse), scale_factor=2.0, mode="nearest"))
-        outputs = [head(features).flatten(2) for head, features in zip(self.heads, (fine, coarse), strict=True)]
-        return torch.cat(outputs, 2).transpose(1, 2)
+        return finest, fine, coarse
+
+    def forward(self, images: Tensor) -> Tensor:
+        _, *levels = self.features(images)
+        return of_cells(self.heads, levels)
+
+
+def of_cells(heads: nn.ModuleList, levels: list[Tensor]) -> Tensor:
+    """What each head says of its level: (batch, 900, values)."""
+    outputs = [head(features).flatten(2) for head, features in zip(heads, levels, strict=True)]
+    return torch.cat(outputs, 2).transpose(1, 2)
 
 
 class Deployed(nn.Module):

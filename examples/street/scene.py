@@ -83,7 +83,12 @@ class Street:
         _cast_shadows(image, sprites, light)
         for sprite in sprites:
             sprite.paint(image)
-        return Frame(self._sensor.expose(image, round(ts * 1000)), _labels(sprites))
+        labels = [label for _, label in labelled(sprites)]
+        return Frame(self._sensor.expose(image, round(ts * 1000)), labels)
+
+    def sprites(self, ts: float) -> list[Sprite]:
+        """Everything in front of the backdrop and within the frame, farthest first, in the light of midday."""
+        return self._sprites(ts, self._traffic.vehicles(ts), light_at(12.0))
 
     def _empty_street(self, hour: float) -> tuple[Light, Image]:
         step = round(hour / _HOUR_STEP)
@@ -149,7 +154,7 @@ def _cast_shadows(image: Image, sprites: Sequence[Sprite], light: Light) -> None
     cv2.multiply(image, cv2.merge([kept, kept, kept]), image, scale=1 / 255)
 
 
-def _labels(sprites: Sequence[Sprite]) -> list[Label]:
+def labelled(sprites: Sequence[Sprite]) -> list[tuple[Sprite, Label]]:
     """Ground truth, by the rule of `Street.frame`, of sprites given farthest first; nearest label first."""
     taken = np.zeros((view.HEIGHT_PX, view.WIDTH_PX), np.uint8)
     labels = []
@@ -166,5 +171,5 @@ def _labels(sprites: Sequence[Sprite]) -> list[Label]:
         large_enough = width >= MIN_WIDTH_PX and height >= MIN_HEIGHT_PX
         if sprite.kind is not None and large_enough and visible >= MIN_VISIBLE:
             box = (float(x1 + x), float(y1 + y), float(x1 + x + width), float(y1 + y + height))
-            labels.append(Label(sprite.kind, box, visible))
+            labels.append((sprite, Label(sprite.kind, box, visible)))
     return labels

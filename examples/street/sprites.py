@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import cv2
 import numpy as np
@@ -43,22 +44,30 @@ Point = tuple[float, float]
 Outline = list[Point]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sprite:
     """One object as the camera sees it: flat polygons in painting order, with their colours."""
 
     kind: int | None  # VEHICLE, PEDESTRIAN, or None for street furniture
     distance: float  # Z in metres: farther sprites are painted first
-    corners: view.Array  # corners of all polygons, (n, 2) in pixels
+    places: view.Array  # corners of all polygons, (n, 3) in metres
     starts: list[int]  # the row of each polygon's first corner; a polygon ends where the next one starts
     colours: Image  # (polygons, 3) code values
     # Its shadows on the ground: where no sky light comes through under it, and where it keeps the sun off.
     contact: view.Array
     shade: view.Array | None
+    key_points: view.Array = field(
+        default_factory=lambda: np.empty((0, 3))
+    )  # (6, 3) in metres; none of other things than vehicles
+
+    @cached_property
+    def corners(self) -> view.Array:
+        """Corners of all polygons, (n, 2) in pixels."""
+        return view.project(self.places)
 
     def paint(self, image: Image) -> None:
         """Paint the polygons into a BGR image, anti-aliased."""
-        for polygon, colour in zip(self._polygons((0, 0)), self.colours.tolist(), strict=True):
+        for polygon, colour in zip(self.polygons((0, 0)), self.colours.tolist(), strict=True):
             cv2.fillPoly(image, [polygon], colour, cv2.LINE_AA, SUBPIXEL_BITS)
 
     def silhouette(self) -> tuple[npt.NDArray[np.uint8], int, int]:
@@ -66,11 +75,12 @@ class Sprite:
         left, top = np.floor(self.corners.min(axis=0)).astype(int).tolist()
         right, bottom = np.ceil(self.corners.max(axis=0)).astype(int).tolist()
         mask = np.zeros((bottom - top + 1, right - left + 1), np.uint8)
-        for polygon in self._polygons((left, top)):
+        for polygon in self.polygons((left, top)):
             cv2.fillPoly(mask, [polygon], (1,), cv2.LINE_8, SUBPIXEL_BITS)
         return mask, left, top
 
-    def _polygons(self, origin: tuple[int, int]) -> Iterator[npt.NDArray[np.int32]]:
+    def polygons(self, origin: tuple[int, int]) -> Iterator[npt.NDArray[np.int32]]:
+        """Corners (n, 2) of each polygon as OpenCV draws it, from `origin` (x, y) on."""
         points = fixed_point(self.corners - origin)
         for start, end in zip(self.starts, [*self.starts[1:], len(points)], strict=True):
             yield points[start:end]
@@ -121,9 +131,11 @@ def vehicle_sprite(vehicle: Vehicle, light: Light) -> Sprite:
     if light.headlamps:
         radiance += np.array([_GLOW.get(face.material, (0.0, 0.0, 0.0)) for face in faces])
     contact, shade = _shadows(vehicle.x, vehicle.z, (form.length / 2, form.half_width), form.height, light)
-    corners = view.project(np.concatenate([vertices[face.rows] for face in faces]))
+    places = np.concatenate([vertices[face.rows] for face in faces])
+    key_points = form.key_points * mirror + (vehicle.x, 0.0, vehicle.z)
     starts = _starts([face.rows.stop - face.rows.start for face in faces])
-    return Sprite(VEHICLE, vehicle.z, corners, starts, encode(radiance.astype(np.float32)), contact, shade)
+    colours = encode(radiance.astype(np.float32))
+    return Sprite(VEHICLE, vehicle.z, places, starts, colours, contact, shade, key_points)
 
 
 def _starts(counts: list[int]) -> list[int]:
@@ -187,7 +199,7 @@ def pedestrian_sprite(walker: Pedestrian, light: Light) -> Sprite:
     contact, shade = _shadows(walker.x, walker.z, (0.28, 0.16), walker.height, light)
     starts = _starts([len(outline) for outline, _ in parts])
     colours = encode(radiance.astype(np.float32))
-    return Sprite(PEDESTRIAN, walker.z, view.project(points), starts, colours, contact, shade)
+    return Sprite(PEDESTRIAN, walker.z, points, starts, colours, contact, shade)
 
 
 def post_sprite(x: float, z: float, arm: float, light: Light) -> Sprite:
@@ -200,5 +212,5 @@ def post_sprite(x: float, z: float, arm: float, light: Light) -> Sprite:
     radiance = _shine(np.tile(_POST, (3, 1)), normals, (x, 2.0, z), light)
     radiance[2] += _LAMP_HEAD_GLOW * light.lamps * np.asarray(LAMP_COLOUR)
     contact, shade = _shadows(x, z, (0.07, 0.07), 6.3, light)
-    pixels = view.project(np.array(corners))
-    return Sprite(None, z, pixels, [0, 4, 8], encode(radiance.astype(np.float32)), contact, shade)
+    colours = encode(radiance.astype(np.float32))
+    return Sprite(None, z, np.array(corners), [0, 4, 8], colours, contact, shade)

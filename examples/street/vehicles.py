@@ -26,9 +26,13 @@ class Face:
 
 @dataclass(frozen=True)
 class Shape:
-    """A vehicle driving towards +X: vertices (n, 3) in metres from the road under its centre, and faces."""
+    """A vehicle driving towards +X: vertices (n, 3) in metres from the road under its centre, and faces.
+
+    `key_points` (6, 3) are KEY_POINTS on the side that the camera sees.
+    """
 
     vertices: Array
+    key_points: Array
     faces: tuple[Face, ...]
     length: float
     half_width: float
@@ -99,7 +103,9 @@ _SIZES = {  # half width, wheel radius, wheel positions in X, lamp height
 }
 # fmt: on
 KINDS = tuple(_SIZES)
+KEY_POINTS = ("rear wheel", "front wheel", "tail lamp", "headlamp", "rear end of the roof", "front end of the roof")
 _SILL_M = 1.05  # glass begins above it
+_GLINT_INSET_M = 0.12
 _CIRCLE = [(math.cos(math.tau * i / 14), math.sin(math.tau * i / 14)) for i in range(14)]
 
 _SQUARE = ((-1, -1), (1, -1), (1, 1), (-1, 1))
@@ -140,7 +146,7 @@ class _Builder:
             for z in (-0.72 * half_width, 0.72 * half_width):
                 lamp = [(end, height + 0.08 * y, z + 0.14 * side) for y, side in _SQUARE]
                 self.add(lamp, material, (outward, 0.0, 0.0))
-            glint = tuple((end - outward * 0.12 + 0.10 * x, height + 0.07 * y) for x, y in _SQUARE)
+            glint = tuple((end - outward * _GLINT_INSET_M + 0.10 * x, height + 0.07 * y) for x, y in _SQUARE)
             self.flat(glint, -half_width, material)
 
 
@@ -158,6 +164,11 @@ def shape(kind: str) -> Shape:
         build.disc(axle, radius, -half_width, radius, "tyre")
         build.disc(axle, radius, -half_width, 0.55 * radius, "hub")
     left, right = (end(x for profile in profiles for x, _ in profile) for end in (min, max))
-    build.lamps(2 * min(-left, right), half_width, lamp_height)
+    reach = min(-left, right)
+    build.lamps(2 * reach, half_width, lamp_height)
+    roof = sorted(sorted((corner for profile in profiles for corner in profile), key=lambda corner: corner[1])[-2:])
+    glints = [(-reach + _GLINT_INSET_M, lamp_height), (reach - _GLINT_INSET_M, lamp_height)]
+    marked = [*((axle, radius) for axle in axles), *glints, *roof]
+    key_points = np.array([(x, y, -half_width) for x, y in marked])
     height = max(y for profile in profiles for _, y in profile)
-    return Shape(np.array(build.vertices), tuple(build.faces), right - left, half_width, height)
+    return Shape(np.array(build.vertices), key_points, tuple(build.faces), right - left, half_width, height)

@@ -55,6 +55,11 @@ def project(points: Array) -> Array:
     return np.asarray(pixels, dtype=np.float64)
 
 
+def depth(points: Array) -> Array:
+    """Distance (n,) in metres of world points (n, 3), along the viewing direction."""
+    return np.asarray((points - EYE) @ _AXES[2], dtype=np.float64)
+
+
 def ground_and_facade(samples_per_px: int) -> tuple[Array, Array, Array, Array]:
     """Where the ray of every pixel meets the road plane and the plane of the far house fronts.
 

@@ -87,6 +87,7 @@ def test_the_schemas_that_editors_read_are_those_of_this_code(name: str) -> None
         ("config", "examples/street/config.yaml"),
         ("config", "systemd/config.yaml"),
         ("model", "examples/street/model.yaml"),
+        *(("model", f"examples/street/{path.name}") for path in (ROOT / "examples/street").glob("street-*.yaml")),
     ],
 )
 def test_an_editor_accepts_the_files_of_the_project(name: str, path: str) -> None:

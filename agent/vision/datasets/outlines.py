@@ -10,7 +10,7 @@ from typing import Any
 
 _MOST_POLYGONS, _MOST_POINTS = 100, 5000  # in one object; COCO's own have tens
 _MOST_BITS = 35  # in a length, five to a character
-_SLACK = 0.1  # beyond the picture, by its side
+_SLACK = 0.5  # beyond the picture, by its side: an oriented box around what the edge cuts reaches beyond it
 
 
 def checked_outline(outline: Any, height: int, width: int) -> Any:

@@ -322,6 +322,21 @@ def test_coco_shapes_that_are_none_are_refused_and_boxes_still_count(task: str, 
     assert len(boxes) == 1
 
 
+@pytest.mark.parametrize(("beyond", "is_label"), [(0.4, True), (0.7, False)])
+def test_an_oriented_box_may_reach_half_a_picture_beyond_it(beyond: float, is_label: bool, tmp_path: Path) -> None:
+    outline = [10.0, -beyond * SIZE[0], 30.0, -beyond * SIZE[0], 30.0, 20.0, 10.0, 20.0]
+    coco_of(tmp_path, [{"category_id": 1, "bbox": [10, 0, 20, 20], "segmentation": [outline]}])
+    opened = open_task(spec("obb"))
+    corners = np.array(outline, np.float32).reshape(1, 4, 2)
+    answer = OrientedBoxes.around(corners, np.zeros(1, np.int64), np.ones(1, np.float32))
+    answered = ((answer, truth) for _, truth in opened.labelled_images(tmp_path))
+    if is_label:
+        assert opened.evaluation(answered).scores["map"] == pytest.approx(1.0)
+    else:
+        with pytest.raises(DatasetError, match=r"dataset\.label"):
+            opened.evaluation(answered)
+
+
 def test_an_object_without_a_cell_is_none() -> None:
     assert len(instances(masks=[DISCS[0], np.zeros(CELLS, np.bool_)])) == 1
 
