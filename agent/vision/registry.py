@@ -44,7 +44,7 @@ TASKS: Mapping[str, TaskEntry] = {
         ("yolov8", "end2end", "heatmaps", "landmarks"),
         frozenset(("nms", "keypoints", "sigmas")),
     ),
-    "obb": TaskEntry("agent.vision.tasks.obb:Obb", ("yolov8", "end2end"), frozenset(("nms",))),
+    "obb": TaskEntry("agent.vision.tasks.obb:Obb", ("yolov8", "end2end", "dbnet"), frozenset(("nms",))),
     "segment": TaskEntry("agent.vision.tasks.segment:Segment"),
     "depth": TaskEntry("agent.vision.tasks.depth:Depth", keys=frozenset(("depth", "max_ratio"))),
     "raw": TaskEntry("agent.vision.tasks.raw:Raw"),

@@ -244,8 +244,11 @@ class ModelSpec(Strict):
 
     @property
     def suppression(self) -> Suppression:
-        """Which overlapping candidates are suppressed. By default none are for a graph that suppresses by itself."""
-        return self.nms or ("none" if self.decoder == "end2end" else "per-class")
+        """Which overlapping candidates are suppressed.
+
+        By default none are for a graph that suppresses by itself, nor regions of a map, which are apart.
+        """
+        return self.nms or ("none" if self.decoder in ("end2end", "dbnet") else "per-class")
 
     @property
     def keypoint_count(self) -> int:
