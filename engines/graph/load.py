@@ -112,7 +112,7 @@ def parse_model(path: Path) -> ModelProto:
 
 
 def _open_dimensions(model: ModelProto) -> None:
-    """Leave open what Paddle2ONNX writes as a dimension of -1, or as one named "?", which would make all of them equal."""
+    """Leave open what Paddle2ONNX writes as a dimension of -1, or as one named "?": equal names are equal sizes."""
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_value < 0 or dimension.dim_param == "?":

@@ -57,10 +57,8 @@ def text_regions(outputs: Outputs, size: Size, score_threshold: float) -> tuple[
             found.append(np.asarray(cv2.boxPoints(grown), np.float32))
             scores.append(score)
     # A contour goes through the middles of cells.
-    corners = (np.array(found, np.float32).reshape(-1, 4, 2) + np.float32(0.5)) * np.float32(
-        (size[1] / columns, size[0] / rows)
-    )
-    return corners, np.array(scores, np.float32)
+    corners = np.array(found, np.float32).reshape(-1, 4, 2) + np.float32(0.5)
+    return corners * np.array((size[1] / columns, size[0] / rows), np.float32), np.array(scores, np.float32)
 
 
 def _find_map(outputs: Outputs, size: Size) -> FloatArray:

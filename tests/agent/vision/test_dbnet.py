@@ -154,8 +154,8 @@ def mmocr(folder: Path, **changes: Any) -> Path:
 
 
 def boxed(*boxes: tuple[float, float, float, float], scores: tuple[float, ...]) -> OrientedBoxes:
-    corners = np.float32([[(a, b), (c, b), (c, d), (a, d)] for a, b, c, d in boxes]).reshape(-1, 4, 2)
-    return OrientedBoxes.around(corners, np.zeros(len(boxes), np.int64), np.float32(scores))
+    corners = np.array([[(a, b), (c, b), (c, d), (a, d)] for a, b, c, d in boxes], np.float32).reshape(-1, 4, 2)
+    return OrientedBoxes.around(corners, np.zeros(len(boxes), np.int64), np.array(scores, np.float32))
 
 
 def test_text_that_nobody_can_read_is_neither_hit_nor_mistake(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_text_that_nobody_can_read_is_neither_hit_nor_mistake(tmp_path: Path) ->
     ((_, truth),) = task.labelled_images(mmocr(tmp_path))
     read, unreadable, invented = (10, 10, 50, 30), (62, 52, 90, 88), (5, 60, 40, 80)
     right = task.evaluation([(boxed(read, unreadable, scores=(0.9, 0.8)), truth)])
-    assert (right.scores["map50"], right.scores["f1"]) == (pytest.approx(1.0), 1.0)
+    assert [right.scores[name] for name in ("map50", "f1")] == pytest.approx([1.0, 1.0])
     wrong = task.evaluation([(boxed(read, unreadable, invented, scores=(0.7, 0.8, 0.9)), truth)])
     assert wrong.scores["f1"] == pytest.approx(2 / 3)
     unsure = task.evaluation([(boxed(read, invented, scores=(0.9, 0.4)), truth)])
