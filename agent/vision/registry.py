@@ -35,7 +35,18 @@ TASKS: Mapping[str, TaskEntry] = {
     "detect": TaskEntry(
         "agent.vision.tasks.detect:Detect",
         # The names of `agent.vision.decoders.BUILTIN_DECODERS`.
-        ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet"),
+        (
+            "yolox",
+            "yolov5",
+            "yolov8",
+            "end2end",
+            "ssd",
+            "fastestdet",
+            "nanodet",
+            "nanodet-plus",
+            "yunet",
+            "torchvision",
+        ),
         frozenset(("nms",)),
     ),
     "instance": TaskEntry("agent.vision.tasks.instance:Instance", ("yolov5", "yolov8", "end2end"), frozenset(("nms",))),

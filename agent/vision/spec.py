@@ -248,7 +248,7 @@ class ModelSpec(Strict):
 
         By default none are for a graph that suppresses by itself, nor regions of a map, which are apart.
         """
-        return self.nms or ("none" if self.decoder in ("end2end", "dbnet") else "per-class")
+        return self.nms or ("none" if self.decoder in ("end2end", "dbnet", "torchvision") else "per-class")
 
     @property
     def keypoint_count(self) -> int:

@@ -14,7 +14,7 @@ from agent.common.errors import ConfigError
 from agent.vision.answer import Decoder
 from agent.vision.boxes import NO_BOXES, LabelledBoxes, Size, iou_matrix
 from agent.vision.datasets.object_rows import BOX_ROW, RowForm
-from agent.vision.decoders import BUILTIN_DECODERS, Outputs
+from agent.vision.decoders import BUILTIN_DECODERS, WITHOUT_BATCH, Outputs
 from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelError, LabelKind, checked_box, class_id
@@ -131,7 +131,7 @@ class Detect(ModelTask):
         limit = np.float32(4 * max(size))
 
         def detect(batch: Mapping[str, Array]) -> Detections:
-            outputs = image_of(batch)
+            outputs = dict(batch) if spec.decoder in WITHOUT_BATCH else image_of(batch)
             with np.errstate(all="ignore"):  # a broken engine may emit anything
                 candidates = find_candidates(outputs)
             _check_detections(candidates, spec.decoder)

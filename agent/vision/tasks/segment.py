@@ -209,10 +209,13 @@ def _sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int6
 def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | None]:
     """Return the name of the output that is a map, and its axis of classes without the batch; None: it has none.
 
-    Raises ConfigError (`decoder.shape`) where none or several are.
+    Where all maps have one shape it is the first: torchvision's second one only helps to train the first.
+
+    Raises ConfigError (`decoder.shape`) where none is, or several of different shapes are.
     """
     fitting = [(output.name, axis) for output in outputs for axis in class_axes(output.shape[1:], size)]
-    if len({name for name, _ in fitting}) != 1:
+    names = {name for name, _ in fitting}
+    if len({output.shape for output in outputs if output.name in names}) != 1:
         raise no_map(outputs, f"one output with a map in the proportions of the input, {size[0]}x{size[1]}")
     return fitting[0]
 
