@@ -143,7 +143,11 @@ def fitting_heads(facts: GraphFacts) -> tuple[Head, ...]:
     if first.task in _ULTRALYTICS_TASKS.values():
         return (first,)
     heads = _readings(facts, size)
-    return tuple(head for head in heads if head.decoder in BUILTIN_DECODERS and _fits(head.decoder, facts, size))
+    return tuple(
+        head
+        for head in heads
+        if head.decoder is not None and head.decoder in BUILTIN_DECODERS and _fits(head.decoder, facts, size)
+    )
 
 
 def class_names(facts: GraphFacts) -> tuple[str, ...]:

@@ -65,6 +65,15 @@ def ssd(boxes: Array, scores: Array, size: tuple[int, int], least: float) -> lis
     return found
 
 
+def torchvision(boxes: Array, labels: Array, scores: Array, least: float) -> list[Row]:
+    """What torchvision's models return, above a score."""
+    return [
+        (tuple(map(float, box)), int(label), float(score))  # type: ignore[misc]  # four of them
+        for box, label, score in zip(boxes, labels, scores, strict=True)
+        if score > least
+    ]
+
+
 def fastestdet(output: Array, size: tuple[int, int], least: float) -> list[Row]:
     """FastestDet's handle_preds: tanh of the offsets, sigmoid of the sides, objectness^0.6 * class^0.4."""
     (height, width), (_, rows, columns) = size, output.shape

@@ -23,6 +23,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.own_decoder import import_decoder
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.task import ModelTask, See, image_of
+from agent.vision.tasks.views import mirrored
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -196,15 +197,15 @@ class Detect(ModelTask):
         that one sure object counts more than several doubtful ones, times the share of all scores that is confirmed: a
         saturated network takes everything for an object, and some of it is confirmed by chance.
         """
-        seen, mirrored = see(image)[1], see(np.ascontiguousarray(image[:, ::-1]))[1]
-        if not len(seen) or not len(mirrored):
+        seen, turned = see(image)[1], see(mirrored(image))[1]
+        if not len(seen) or not len(turned):
             return 0.0, 0.0
-        boxes = mirrored.boxes.copy()
+        boxes = turned.boxes.copy()
         boxes[:, [0, 2]] = np.float32(image.shape[1]) - boxes[:, [2, 0]]
         overlaps = iou_matrix(seen.boxes, boxes)
-        overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != mirrored.classes)] = 0.0
+        overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != turned.classes)] = 0.0
         # Scores are sigmoids or probabilities; a decoder that misreads an output may give more than 1.
-        first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, mirrored))
+        first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, turned))
         confirmed = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1)
         share = 2.0 * confirmed.sum() / (first.sum() + second.sum())
         return float(np.square(confirmed).sum() * share), float(confirmed.max())

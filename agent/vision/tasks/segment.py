@@ -20,7 +20,8 @@ from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths
 from agent.vision.tasks.scores import ClassScore, Evaluation
-from agent.vision.tasks.task import ModelTask, image_of
+from agent.vision.tasks.task import ModelTask, See, image_of
+from agent.vision.tasks.views import disordered, mirrored
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class Segment(ModelTask):
 
     can_be_drawn: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
+    frames_to_check: ClassVar[int] = 16
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
@@ -152,6 +154,19 @@ class Segment(ModelTask):
             return LabelMap(classes, size)
 
         return decode
+
+    def confirmed(self, see: See, image: Picture) -> tuple[float, float]:
+        """Return how far the mirrored frame has the same map, twice: the mean IoU, as fidelity has it.
+
+        What the frame in disorder, its tiles exchanged, has in the same places is taken off: an engine that says the
+        same of every frame is sure of nothing.
+        """
+        seen, turned, scattered = (see(view)[1] for view in (image, mirrored(image), disordered(image)))
+        if seen.is_empty:
+            return 0.0, 0.0
+        again = replace(turned, classes=turned.classes[:, ::-1])
+        agreement = max(0.0, seen.fidelity(again) - seen.fidelity(scattered))
+        return agreement, agreement
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> MaskImages:
         from agent.vision.datasets.mask_images import MaskImages

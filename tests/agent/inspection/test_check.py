@@ -14,12 +14,13 @@ import pytest
 import yaml
 from bench import Bench
 from lab import SPECS
+from model_families import depth, family
 from places import ROOT
 from zoo import Net
 
 from agent.inspection.check import Check, run_check
 from agent.inspection.sureness import Sureness, compare
-from agent.vision.tasks.classify import disordered
+from agent.vision.tasks.views import disordered
 from examples.street.scene import Street
 from fleet.cli.main import main
 
@@ -129,6 +130,14 @@ def test_a_raw_model_is_shown_and_not_compared(bench: Bench) -> None:
     assert re.match(r"output +shape +least +mean +largest", text)
     assert "a raw model does not say how sure it is" in text
     assert (bench / "raw.png").stat().st_size > 1000
+
+
+def test_a_depth_model_is_drawn_and_not_judged(bench: Bench) -> None:
+    model = bench.spec("depth", family(depth), task="depth", labels=[], depth="relative")
+    found = bench.json("check", model, "--frames", bench / "clip.avi", "-o", bench / "depth.png")
+    assert "a depth model does not say how sure it is" in found["verdict"]
+    assert found["answer"].keys() == {"depth"}
+    assert found["specs"][0]["sureness"] is None
 
 
 def test_a_long_or_hostile_name_is_printed_whole(bench: Bench) -> None:
