@@ -49,7 +49,7 @@ class Convention(NamedTuple):
 
 
 _STRETCHED = {"color": "rgb", "resize": "stretch", "scale": 1 / 255}
-_CROPPED = {"resize": "letterbox", "anchor": "center", "pad": 0}  # of one person, whose proportions stay
+_CROPPED = {"resize": "letterbox", "anchor": "center", "pad": 0}  # a person's proportions stay
 _LETTERBOXED = {"color": "rgb", "resize": "letterbox", "anchor": "center", "pad": 114, "scale": 1 / 255}
 CONVENTIONS: Mapping[str, Convention] = {
     "yolox": Convention("YOLOX", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114}, 0.3, 0.45),
@@ -328,33 +328,39 @@ def _map(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Itera
     for axis in class_axes(output.closed[1:], size):
         sides = [side or 0 for at, side in enumerate(output.closed[1:]) if at != axis]
         channels = (output.closed[1:][axis] or 0) if axis is not None else 1
-        is_linear = bool(made_by) and {*made_by} <= _LINEAR | {"Resize"}
         if size[0] > _COARSEST_MAP * sides[0]:
             continue
         if made_by[-1:] == ("ArgMax",):
             yield Head("segment", None, "sure", "a map of class numbers")
         elif channels == 1:
-            yield from _one_value(facts, made_by[-1:], is_linear)
+            yield from _one_value(facts, 2 * sides[0] >= size[0], made_by)
         elif made_by[-1:] == ("Softmax",):
             yield Head("segment", None, "sure", f"a map of {channels} scores, softmax over them", channels)
-        elif is_linear and channels != _PICTURE:
+        elif _is_linear(made_by) and channels != _PICTURE:
             yield from _scores(size, sides, output.name, channels)
 
 
-def _one_value(facts: GraphFacts, made_by: tuple[str, ...], is_linear: bool) -> Iterator[Head]:
-    """Yield the readings of a map of one value, which may mean much."""
-    if made_by == ("Sigmoid",) and facts.is_open and "paddle" in facts.producer.lower():
+def _one_value(facts: GraphFacts, is_fine: bool, made_by: tuple[str, ...]) -> Iterator[Head]:
+    """Yield the readings of a map of one value, which may mean much. is_fine: at least half as large as the image."""
+    if made_by[-1:] == ("Sigmoid",) and facts.is_open and "paddle" in facts.producer.lower():
         reason = "a map of one sigmoid, of open size, by PaddlePaddle: text; were it a mask, the task would be segment"
         yield Head("obb", "dbnet", "likely", reason, 1)
-    elif made_by == ("Sigmoid",):
+    elif made_by[-1:] == ("Sigmoid",):
         others = "disparities (depth) or text (obb, decoder dbnet) would look the same"
         yield Head("segment", None, "likely", f"a map of one sigmoid: a mask; {others}", 1)
-    elif made_by == ("Relu",):
+    elif not is_fine or facts.channels != _PICTURE:  # a count of people, or a grey picture for a grey picture
+        return
+    elif made_by[-1:] == ("Relu",):
         reason = "a map of one value that is never negative: a depth, or a disparity, up to a scale and a shift"
         yield Head("depth", None, "likely", reason)
-    elif is_linear:
+    elif _is_linear(made_by):
         reason = "a map of one value of a last linear layer: a mask is where it is above 0; a depth would look the same"
         yield Head("segment", None, "guess", reason, 1)
+
+
+def _is_linear(made_by: tuple[str, ...]) -> bool:
+    """Return whether a last linear layer makes an output, perhaps enlarged."""
+    return bool(made_by) and {*made_by} <= _LINEAR | {"Resize"}
 
 
 def _scores(size: tuple[int, int], sides: list[int], name: str, channels: int) -> Iterator[Head]:

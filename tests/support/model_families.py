@@ -322,6 +322,11 @@ def depth(net: Net) -> ModelProto:
     return net.model(net.node("Squeeze", net.node("Relu", net.conv("image", 3, 1)), _ints(net, 1)))
 
 
+def crowd_density(net: Net) -> ModelProto:
+    """A coarse map whose sum is a number of people."""
+    return net.model(net.node("Relu", _map(net, 8, 1)))
+
+
 def unet(net: Net) -> ModelProto:
     """Pytorch-UNet's: one mask, not yet through a sigmoid."""
     whole = net.node("Relu", net.conv("image", 3, 4))
@@ -395,7 +400,7 @@ OF_PROJECTS: dict[Family, tuple[Shape, dict[str, Any], dict[str, Any]]] = {
     depth: (IMAGE, {"task": "depth", "depth": "relative"}, {**_ZERO_TO_ONE, **_IMAGENET}),
     unet: (IMAGE, {"task": "segment", "score_threshold": 0.0}, _ZERO_TO_ONE),
 }
-OTHERS: tuple[Family, ...] = (picture, transformer, regression, yolov8_undecoded)
+OTHERS: tuple[Family, ...] = (picture, crowd_density, transformer, regression, yolov8_undecoded)
 
 
 def family(make: Family, shape: Shape = IMAGE) -> ModelProto:

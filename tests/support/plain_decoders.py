@@ -66,7 +66,7 @@ def ssd(boxes: Array, scores: Array, size: tuple[int, int], least: float) -> lis
 
 
 def torchvision(boxes: Array, labels: Array, scores: Array, least: float) -> list[Row]:
-    """What torchvision's models return, above a score."""
+    """Return the objects of torchvision's models above a score."""
     return [
         (tuple(map(float, box)), int(label), float(score))  # type: ignore[misc]  # four of them
         for box, label, score in zip(boxes, labels, scores, strict=True)

@@ -96,7 +96,7 @@ def test_nan_in_a_word_takes_no_other_word_along() -> None:
     assert len(decoded(map_)) == 1
 
 
-def test_of_thousands_of_regions_the_thousand_largest_count() -> None:
+def test_the_thousand_largest_of_many_regions_count() -> None:
     map_ = np.zeros((640, 640), np.float32)
     for row in range(0, 630, 10):
         for column in range(0, 630, 10):
@@ -141,7 +141,7 @@ def test_outputs_that_are_no_map_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def mmocr(folder: Path, **changes: Any) -> Path:
-    """Write one picture with a word, and one that nobody can read, in MMOCR's format."""
+    """Write one picture with a word, and an unreadable one, in MMOCR's format."""
     cv2.imwrite(str(folder / "a.png"), np.zeros((*SIZE, 3), np.uint8))
     instances = [
         {"polygon": [10, 10, 50, 10, 50, 30, 10, 30], "bbox": [10.0, 10, 50, 30], "bbox_label": 0, "ignore": False},
@@ -158,7 +158,7 @@ def boxed(*boxes: tuple[float, float, float, float], scores: tuple[float, ...]) 
     return OrientedBoxes.around(corners, np.zeros(len(boxes), np.int64), np.array(scores, np.float32))
 
 
-def test_text_that_nobody_can_read_is_neither_hit_nor_mistake(tmp_path: Path) -> None:
+def test_unreadable_text_is_neither_hit_nor_mistake(tmp_path: Path) -> None:
     task = open_task(spec())
     ((_, truth),) = task.labelled_images(mmocr(tmp_path))
     read, unreadable, invented = (10, 10, 50, 30), (62, 52, 90, 88), (5, 60, 40, 80)

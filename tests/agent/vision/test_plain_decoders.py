@@ -72,7 +72,7 @@ def test_torchvision(count: int, seed: int, least: float) -> None:
     random = np.random.default_rng(seed)
     boxes, scores = random.random((count, 4), np.float32) * 300, random.random(count, np.float32)
     boxes[:, 2:] += boxes[:, :2]
-    outputs = {"boxes": boxes, "scores": scores, "labels": random.integers(1, 91, count)}
+    outputs: dict[str, Array] = {"boxes": boxes, "scores": scores, "labels": random.integers(1, 91, count)}
     plain.assert_same(
         found_by("torchvision", (320, 320), least, **outputs),
         plain.torchvision(boxes, outputs["labels"], scores, least),
