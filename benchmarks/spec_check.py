@@ -6,7 +6,8 @@ Needs ../shared/data (or $TARED_SHARED/data); the sample's video is rendered int
 checked with its right spec and with one mistake after the other, on frames as its users have them. A line says what
 became of it:
 
-    left alone  no other spec was called surer, and none is right but the one as written
+    left alone  the spec is right, and no other one was called surer
+    same        the mistake is none in these frames, whose proportions are the input's
     corrected   the verdict is the right spec
     part        the verdict corrects one mistake of two, or is another spec that these frames do not tell from the right
                 one, or names the right values beside its own as no worse
@@ -162,7 +163,7 @@ def check_all(model: str, keys: Mapping[str, Any], sources: Mapping[str, Path], 
             seconds = round(time.monotonic() - started, 1)
             truth = next((row for row in check.rows if _is(row, right)), None)
             yield Outcome(
-                model, name, mistake, _outcome(check, truth, right), _rank(check, truth), len(check.rows),
+                model, name, mistake, _outcome(check, truth, right, mistake), _rank(check, truth), len(check.rows),
                 _mean(check.rows[0]), _mean(truth) if truth else None, seconds, check.verdict,
             )  # fmt: skip
 
@@ -183,11 +184,13 @@ def _place(spec: ModelSpec) -> tuple[str, ...]:
     return (image.color, image.resize) if image.resize == "stretch" else (image.color, image.resize, image.anchor)
 
 
-def _outcome(check: Check, truth: Row | None, right: ModelSpec) -> str:
+def _outcome(check: Check, truth: Row | None, right: ModelSpec, mistake: str) -> str:
     if check.surest is check.rows[0]:
-        # Frames with the proportions of the input: then no other resize is another spec.
-        if truth is None or truth is check.surest:
+        if mistake == "none":
             return "left alone"
+        if truth is None:
+            # Frames with the proportions of the input: then no other resize is another spec.
+            return "same" if mistake == "resize" else "missed"
         return "tie" if truth.finding == "no difference" else "missed"
     if check.surest is truth:
         return "corrected"

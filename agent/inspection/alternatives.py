@@ -93,7 +93,7 @@ def _changes(base: Alternative, heads: Sequence[Head], is_bytes: bool) -> Iterat
 
 def _ranges(image: InputSpec) -> Mapping[str, Mapping[str, Any]]:
     """Return the usual ranges of a network's values, by name: the keys of `input` that make them."""
-    imagenet = {key: tuple(values) for key, values in IMAGENET.items()}
+    imagenet = as_listed = {key: tuple(values) for key, values in IMAGENET.items()}
     if image.color == "bgr":
         imagenet = {key: values[::-1] for key, values in imagenet.items()}
     elif image.color == "gray":
@@ -103,6 +103,8 @@ def _ranges(image: InputSpec) -> Mapping[str, Mapping[str, Any]]:
         "values 0 to 1": {**_UNSCALED, "scale": 1 / 255},
         "values -1 to 1": {"scale": 1.0, "mean": (127.5,), "std": (127.5,)},
         "values as for ImageNet": {"scale": 1 / 255, **imagenet},
+        # PaddleOCR's, and whoever forgets to turn them round
+        **({"values as for ImageNet's RGB": {"scale": 1 / 255, **as_listed}} if image.color == "bgr" else {}),
     }
 
 

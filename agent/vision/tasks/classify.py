@@ -20,8 +20,7 @@ from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.task import ModelTask, See, image_of
-from agent.vision.tasks.views import disordered, mirrored
+from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.own_decoder import import_decoder
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.task import ModelTask, See, image_of
-from agent.vision.tasks.views import mirrored
+from agent.vision.tasks.task import ModelTask, See, image_of, mirrored
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:

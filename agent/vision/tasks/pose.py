@@ -23,8 +23,7 @@ from agent.vision.tasks.detect import Detect
 from agent.vision.tasks.maps import class_axis
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, points_of
-from agent.vision.tasks.task import See
-from agent.vision.tasks.views import disordered, mirrored
+from agent.vision.tasks.task import See, disordered, mirrored
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects

@@ -20,8 +20,7 @@ from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths
 from agent.vision.tasks.scores import ClassScore, Evaluation
-from agent.vision.tasks.task import ModelTask, See, image_of
-from agent.vision.tasks.views import disordered, mirrored
+from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Segment(ModelTask):
 
     can_be_drawn: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
-    frames_to_check: ClassVar[int] = 16
+    frames_to_check: ClassVar[int] = 32
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:

@@ -34,7 +34,9 @@ def test_each_kind_is_tried_once_and_never_what_is_there_already() -> None:
         "values 0 to 1",
         "values -1 to 1",
         "values as for ImageNet",
+        "values as for ImageNet's RGB",
     ]
+    assert "values as for ImageNet's RGB" not in names(base(color="rgb"))
     assert "values -1 to 1" not in names(base(mean=(127.0,), std=(128.0,))), "nearly the same"
     assert not any(name.startswith("color") for name in names(base(color="gray")))
     assert not any(name.startswith("values") for name in names(base(), is_bytes=True))

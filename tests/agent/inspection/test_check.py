@@ -20,7 +20,7 @@ from zoo import Net
 
 from agent.inspection.check import Check, run_check
 from agent.inspection.sureness import Sureness, compare
-from agent.vision.tasks.views import disordered
+from agent.vision.tasks.task import disordered
 from examples.street.scene import Street
 from fleet.cli.main import main
 
