@@ -137,9 +137,12 @@ def _facts(check: Check) -> Picture:
     spec, image = check.written, check.written.input
     lines = [f"task {spec.task}" + (f", decoder {spec.decoder}" if spec.decoder else "")]
     lines += [f"{key}: {_short(value)}" for key, value in image.model_dump(mode="json", exclude={"multiple"}).items()]
-    if open_task(spec).finds_objects:
+    finds_objects = open_task(spec).finds_objects
+    if finds_objects:
         lines.append(f"score above {spec.score_threshold:g}, IoU {spec.iou_threshold:g}, nms {spec.suppression}")
-    lines += [f"answer: {check.answers[0].prediction.summary(spec)}", ""]
+    if spec.labels or not finds_objects:  # objects without names are counted by the boxes
+        lines.append(f"answer: {check.answers[0].prediction.summary(spec)}")
+    lines.append("")
     for name, shape, *figures in check.ranges:
         least, mean, largest = ("not finite" if figure is None else f"{figure:.4g}" for figure in figures)
         lines += [f"output {name}: {shape}", f"    {least} to {largest}, mean {mean}"]
