@@ -25,8 +25,9 @@ import json
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,10 @@ LATER: Mapping[str, tuple[str, ...]] = {
     "ultraface": ("vid_face_asl_again_640x480.mkv", "vid_face_asl_no_640x480.mkv", "vid_face_asl_book_640x480.mkv"),
     "resnet20": ("img_cifar10_train_calib_500.zip",),
     "street": ("street-11.mp4", "street-12.mp4"),
+    "espnet": ("camvid-train",),
+    "selfie": (_FACE, "vid_face_asl_again_640x480.mkv"),
+    "cpm": ("vid_face_asl_again_640x480.mkv",),
+    "blazepose": ("vid_face_asl_again_640x480.mkv",),
 }
 
 
@@ -224,12 +229,12 @@ def _render(path: Path) -> Path:
     return render_video(path, _SAMPLE_FRAMES, seed=int(path.stem.partition("-")[2]))
 
 
-def _write_street(folder: Path) -> Path:
+def _write_street(folder: Path, of_training: bool = False) -> Path:
     """Write CamVid's pictures without their masks."""
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(DATA / "img_camvid_dev_59_labelled.zip") as archive:
         for name in archive.namelist():
-            if name.startswith("images/") and name.endswith(".jpg"):
+            if name.startswith("calib/" if of_training else "images/") and name.endswith(".jpg"):
                 (folder / Path(name).name).write_bytes(archive.read(name))
     return folder
 
@@ -274,7 +279,12 @@ def _decoded(content: bytes, kind: int) -> NDArray[np.uint8]:
     return np.asarray(cv2.imdecode(np.frombuffer(content, np.uint8), kind), np.uint8)
 
 
-_WRITERS = {"camvid": _write_street, "persons": _write_persons, "crops": _write_crops}
+_WRITERS: Mapping[str, Callable[[Path], Path]] = {
+    "camvid": _write_street,
+    "camvid-train": partial(_write_street, of_training=True),
+    "persons": _write_persons,
+    "crops": _write_crops,
+}
 
 
 def _print(outcomes: list[Outcome], as_markdown: bool) -> None:
