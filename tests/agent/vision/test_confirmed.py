@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
+from agent.vision.detections import Detections
 from agent.vision.drawing import Picture
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.opening import open_task
@@ -93,6 +94,28 @@ def test_key_points_that_follow_the_picture_are_confirmed_whichever_is_left(deco
     assert judged.confirmed(lambda _: ({}, mean), scene()) == (0.0, 0.0)
     empty = corners(scene())[:0]
     assert judged.confirmed(lambda _: ({}, empty), scene()) == (0.0, 0.0)
+
+
+def found(boxes: Any) -> Detections:
+    rows = np.array(boxes, np.float32).reshape(-1, 4)
+    return Detections(boxes=rows, classes=np.zeros(len(rows), np.int64), scores=np.full(len(rows), 0.81, np.float32))
+
+
+def test_a_detection_counts_unless_the_frame_in_disorder_has_it_as_well() -> None:
+    """A saturated network finds the same grid in every frame, and in the mirrored one."""
+    judged = task("detect", decoder="yolox")
+
+    def bounds(image: Picture) -> Detections:
+        ys, xs = np.nonzero(image[..., 0] > 128)
+        return found([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+
+    sums, top = judged.confirmed(lambda image: ({}, bounds(image)), scene())
+    assert [sums, top] == pytest.approx([0.81**2, 0.81], abs=1e-4)
+    grid = [(x, y, x + 32, y + 32) for x in range(0, 192, 32) for y in range(0, 128, 32)]
+    assert judged.confirmed(lambda _: ({}, found(grid)), scene()) == (0.0, 0.0)
+    beside = judged.confirmed(lambda image: ({}, found([*grid, *bounds(image).boxes.tolist()])), scene())
+    assert 0.0 < beside[0] < sums
+    assert judged.confirmed(lambda _: ({}, found([])), scene()) == (0.0, 0.0)
 
 
 def test_a_task_without_a_sound_measure_says_that_it_has_none() -> None:
