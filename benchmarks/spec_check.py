@@ -148,7 +148,7 @@ def mistakes(keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     values = {"scale": UNIT} if is_bare else {"scale": 1.0, "mean": [0.0], "std": [1.0]}
     yield "none", dict(keys)
     yield "colour", with_input(color=swapped)
-    if image.get("resize") != "nearest":
+    if image.get("resize") != "nearest" and keys.get("decoder") not in ("heatmaps", "landmarks"):  # it is not judged
         yield "resize", with_input(resize=resized)
     yield "values", with_input(**values)
     yield "colour, values", with_input(color=swapped, **values)

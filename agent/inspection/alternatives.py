@@ -15,6 +15,7 @@ import numpy as np
 from agent.inspection.inspect import one_line_yaml
 from agent.inspection.spec_guess import IMAGENET, Head
 from agent.vision.spec import InputSpec, ModelSpec
+from agent.vision.tasks.opening import open_task
 
 Kind = Literal["color", "resize", "values", "decoder"]
 
@@ -78,7 +79,7 @@ def _changes(base: Alternative, heads: Sequence[Head], is_bytes: bool) -> Iterat
         # Means that the user has written stay in his order; those that we have chosen are of a colour each.
         ours = {"mean": image.mean[::-1], "std": image.std[::-1]} if "values" in base.kinds else {}
         yield "color", f"color: {color}", _with_input(spec, {"color": color, **ours})
-    if image.resize in ("letterbox", "stretch"):
+    if image.resize in ("letterbox", "stretch") and not open_task(spec).expects_crops:
         for name, keys in _RESIZES.items():
             if any(getattr(image, key) != value for key, value in keys.items()):
                 yield "resize", name, _with_input(spec, keys)

@@ -198,13 +198,17 @@ class Pose(Detect):
             boxes=kept.boxes, classes=kept.classes, scores=kept.scores, points=points[sound], sigmas=self.sigmas
         )
 
+    @property
+    def expects_crops(self) -> bool:
+        return self.spec.decoder in _OF_ONE
+
     def confirmed(self, see: See, image: Picture) -> tuple[float, float]:
         """Return how far the mirrored frame confirms the key points of the one object, twice; objects by their boxes.
 
         What the frame in disorder, its tiles exchanged, has in the same places is taken off: a network that is fed
         wrongly puts the points where they are on average.
         """
-        if self.spec.decoder not in _OF_ONE:
+        if not self.expects_crops:
             return super().confirmed(see, image)
         seen, turned, scattered = (see(view)[1] for view in (image, mirrored(image), disordered(image)))
         if seen.is_empty or turned.is_empty:

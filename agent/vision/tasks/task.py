@@ -107,6 +107,11 @@ class ModelTask(ABC):
         return 0.0, 0.0
 
     @property
+    def expects_crops(self) -> bool:
+        """Whether a frame is to be the crop of one object: another `resize` moves the object, and is no mistake."""
+        return False
+
+    @property
     def can_be_sure(self) -> bool:
         """Whether an answer says how sure the model is, which `confirmed` measures."""
         return type(self).confirmed is not ModelTask.confirmed

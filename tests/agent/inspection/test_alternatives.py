@@ -43,6 +43,13 @@ def test_each_kind_is_tried_once_and_never_what_is_there_already() -> None:
     assert not any(name.startswith("resize") for name in names(base(resize="pad")))
 
 
+@pytest.mark.parametrize(("decoder", "is_tried"), [("heatmaps", False), ("landmarks", False), ("yolov8", True)])
+def test_where_the_one_object_of_a_crop_lies_is_no_mistake(decoder: str, is_tried: bool) -> None:
+    keys = {"path": "m.onnx", "task": "pose", "decoder": decoder, "keypoints": 17}
+    of_pose = unchanged(ModelSpec.model_validate(keys), is_guessed=False)
+    assert any(name.startswith("resize") for name in names(of_pose)) == is_tried
+
+
 @pytest.mark.parametrize(("color", "means"), [("rgb", (0.485, 0.456, 0.406)), ("bgr", (0.406, 0.456, 0.485))])
 def test_imagenets_means_are_in_the_order_of_the_colours(color: str, means: tuple[float, ...]) -> None:
     for other in alternatives(base(color=color), (), False):
