@@ -94,6 +94,7 @@ def test_nan_in_a_word_takes_no_other_word_along() -> None:
     map_ = written(((40, 20), (30, 10), 0), ((40, 70), (30, 10), 0))
     map_[20, 40] = np.nan
     assert len(decoded(map_)) == 1
+    assert text_regions({"map": map_}, SIZE, 0.5)[1].tolist() == [pytest.approx(0.9, abs=0.2)]
 
 
 def test_the_thousand_largest_of_many_regions_count() -> None:

@@ -302,6 +302,7 @@ def test_open_dimensions_of_paddle_are_open(opset: int, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     loaded = load_model(tmp_path / "model.onnx")
     assert image_input(loaded).shape == (None, 3, None, None)
+    assert not any(each.dim_param for each in loaded.graph.input[0].type.tensor_type.shape.dim)
     assert image_input(prepare(loaded, run, (1, 3, 8, 16))).shape == (None, 3, None, None)
 
 
