@@ -32,7 +32,7 @@ MODEL = "the model's spec; 'tared inspect MODEL.onnx -o MODEL.yaml' writes a fir
 TARGET = "an artefact, or a spec for the float reference"
 METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/guides/models.md)"
 DATASET = "labelled images for top-1 or mAP, too (default: none)"
-LABELLED = "images with labels: a folder for each class, YOLO's text files, or COCO's JSON of instances"
+LABELLED = "images with labels: a folder for each class, YOLO's text files, or COCO's or MMOCR's JSON"
 CLASSES = "score these classes alone, by name: a,b,c (default: all)"
 EACH_CPU = "CPU threads of each engine (default: one for each CPU)"
 

@@ -15,6 +15,7 @@ import numpy as np
 from agent.inspection.inspect import one_line_yaml
 from agent.inspection.spec_guess import IMAGENET, Head
 from agent.vision.spec import InputSpec, ModelSpec
+from agent.vision.tasks.opening import open_task
 
 Kind = Literal["color", "resize", "values", "decoder"]
 
@@ -78,7 +79,7 @@ def _changes(base: Alternative, heads: Sequence[Head], is_bytes: bool) -> Iterat
         # Means that the user has written stay in his order; those that we have chosen are of a colour each.
         ours = {"mean": image.mean[::-1], "std": image.std[::-1]} if "values" in base.kinds else {}
         yield "color", f"color: {color}", _with_input(spec, {"color": color, **ours})
-    if image.resize in ("letterbox", "stretch"):
+    if image.resize in ("letterbox", "stretch") and not open_task(spec).expects_crops:
         for name, keys in _RESIZES.items():
             if any(getattr(image, key) != value for key, value in keys.items()):
                 yield "resize", name, _with_input(spec, keys)
@@ -93,7 +94,7 @@ def _changes(base: Alternative, heads: Sequence[Head], is_bytes: bool) -> Iterat
 
 def _ranges(image: InputSpec) -> Mapping[str, Mapping[str, Any]]:
     """Return the usual ranges of a network's values, by name: the keys of `input` that make them."""
-    imagenet = {key: tuple(values) for key, values in IMAGENET.items()}
+    imagenet = as_listed = {key: tuple(values) for key, values in IMAGENET.items()}
     if image.color == "bgr":
         imagenet = {key: values[::-1] for key, values in imagenet.items()}
     elif image.color == "gray":
@@ -103,6 +104,8 @@ def _ranges(image: InputSpec) -> Mapping[str, Mapping[str, Any]]:
         "values 0 to 1": {**_UNSCALED, "scale": 1 / 255},
         "values -1 to 1": {"scale": 1.0, "mean": (127.5,), "std": (127.5,)},
         "values as for ImageNet": {"scale": 1 / 255, **imagenet},
+        # PaddleOCR's, and whoever forgets to turn them round
+        **({"values as for ImageNet's RGB": {"scale": 1 / 255, **as_listed}} if image.color == "bgr" else {}),
     }
 
 

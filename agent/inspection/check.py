@@ -148,6 +148,7 @@ class Check:
             for row in self.rows
         ]
         first = self.answers[0]
+        has_answer = self.is_compared or open_task(self.written).can_be_drawn
         return {
             "model": str(self.target),
             "task": self.written.task,
@@ -158,7 +159,7 @@ class Check:
             "specs": rows,
             "outputs": [dict(zip(("name", "shape", *_RANGE), row, strict=True)) for row in self.ranges],
             "faults": list(self.faults),
-            "answer": first.prediction.in_frame(first.geometry).as_dict(self.written) if self.is_compared else None,
+            "answer": first.prediction.in_frame(first.geometry).as_dict(self.written) if has_answer else None,
         }
 
     @property

@@ -117,7 +117,7 @@ def _answer_tile(check: Check, row: Row, answer: Answered, title: str) -> _Tile:
         picture = _with_classes(scaled(check.frame, _fit(check.frame)), answer.classes)
     note = f"sureness {row.sureness.mean:.2f}" + (f": {row.finding}" if row.finding else "")
     if not check.is_compared:
-        note = "not drawn: raw outputs"
+        note = "not judged" if open_task(spec).can_be_drawn else "not drawn: raw outputs"
     return _Tile(title, note, picture, stands_out=row is check.surest and row is not check.rows[0])
 
 
@@ -137,8 +137,11 @@ def _facts(check: Check) -> Picture:
     spec, image = check.written, check.written.input
     lines = [f"task {spec.task}" + (f", decoder {spec.decoder}" if spec.decoder else "")]
     lines += [f"{key}: {_short(value)}" for key, value in image.model_dump(mode="json", exclude={"multiple"}).items()]
-    if open_task(spec).finds_objects:
+    finds_objects = open_task(spec).finds_objects
+    if finds_objects:
         lines.append(f"score above {spec.score_threshold:g}, IoU {spec.iou_threshold:g}, nms {spec.suppression}")
+    if spec.labels or not finds_objects:  # objects without names are counted by the boxes
+        lines.append(f"answer: {check.answers[0].prediction.summary(spec)}")
     lines.append("")
     for name, shape, *figures in check.ranges:
         least, mean, largest = ("not finite" if figure is None else f"{figure:.4g}" for figure in figures)

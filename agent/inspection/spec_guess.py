@@ -4,14 +4,16 @@
 `guess_spec` guesses the other keys. What no graph shows, as resizing and thresholds, comes from `CONVENTIONS`: how the
 project that publishes each family of models prepares its images, as its own demo does it. These are Megvii YOLOX
 (preproc), Ultralytics (LetterBox, default.yaml), UltraFace (run_video_face_detect_onnx.py), FastestDet (test.py),
-NanoDet (its configurations), OpenCV's FaceDetectorYN, torchvision's reference classification, RT-DETR and D-FINE (their
-onnxruntime demos), RF-DETR (predict), and DETR (transformers, DetrImageProcessor).
+NanoDet (its configurations), OpenCV's FaceDetectorYN, torchvision's references, RT-DETR and D-FINE (their onnxruntime
+demos), RF-DETR (predict), DETR (transformers, DetrImageProcessor), PaddleOCR (DetResizeForTest, NormalizeImage),
+MediaPipe, MMPose, PoseEstimationForMobile, MiDaS and Pytorch-UNet.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -37,16 +39,19 @@ class Convention(NamedTuple):
     Args:
         input: keys of a spec's `input`; those left out have its defaults.
         score: the threshold of scores.
-        iou: the threshold of overlaps.
+        iou: the threshold of overlaps; None: there is nothing to suppress.
+        sides: the least and the longest side of an input of open size; None: the assumed one alone.
     """
 
     peer: str
     input: Mapping[str, Any]
     score: float = 0.3
-    iou: float = 0.5
+    iou: float | None = 0.5
+    sides: tuple[int, int] | None = None
 
 
 _STRETCHED = {"color": "rgb", "resize": "stretch", "scale": 1 / 255}
+_CROPPED = {"resize": "letterbox", "anchor": "center", "pad": 0}  # a person's proportions stay
 _LETTERBOXED = {"color": "rgb", "resize": "letterbox", "anchor": "center", "pad": 114, "scale": 1 / 255}
 CONVENTIONS: Mapping[str, Convention] = {
     "yolox": Convention("YOLOX", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114}, 0.3, 0.45),
@@ -62,14 +67,30 @@ CONVENTIONS: Mapping[str, Convention] = {
     "nanodet": Convention("NanoDet", {"resize": "letterbox", "anchor": "center", "pad": 0, **_NANODET}, 0.35, 0.6),
     "nanodet-plus": Convention("NanoDet-Plus", {"resize": "stretch", **_NANODET}, 0.35, 0.6),
     "yunet": Convention("YuNet", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0}, 0.9, 0.3),
-    "classify": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **IMAGENET}),
-    "segment": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **IMAGENET}, 0.5),
+    "torchvision": Convention("torchvision", _STRETCHED, 0.5, None),  # the graph subtracts the means itself
+    # Its means are those of red, green and blue, though its images are BGR.
+    "dbnet": Convention(
+        "PaddleOCR",
+        {"color": "bgr", "resize": "nearest", "multiple": 32, "scale": 1 / 255, **IMAGENET},
+        *(0.6, None, (32, 960)),
+    ),
+    "heatmaps": Convention("MMPose", {"color": "rgb", **_CROPPED, "scale": 1 / 255, **IMAGENET}, 0.1, None),
+    "landmarks": Convention("MediaPipe", {"color": "rgb", **_CROPPED, "scale": 1 / 255}, 0.3, None),
+    "classify": Convention("torchvision", {**_STRETCHED, **IMAGENET}),
+    "segment": Convention("torchvision", {**_STRETCHED, **IMAGENET}, 0.5),
+    "depth": Convention("MiDaS and Depth Anything", {**_STRETCHED, **IMAGENET}),
     "raw": Convention("no particular project", {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}),
 }
 
 # Its classifiers are fed values of 0 to 1, and the middle of the picture, which a stretched one comes next to.
-_ULTRALYTICS_CLASSIFY = Convention("Ultralytics", {"color": "rgb", "resize": "stretch", "scale": 1 / 255})
+_ULTRALYTICS_CLASSIFY = Convention("Ultralytics", _STRETCHED)
 _ULTRALYTICS_DETR = Convention("Ultralytics", _STRETCHED, 0.25)
+# Of TensorFlow's graphs, with channels last.
+_MEDIAPIPE_MASK = Convention("MediaPipe", _STRETCHED, 0.5)
+_MOBILE_POSE = Convention("PoseEstimationForMobile", {"color": "bgr", **_CROPPED}, 0.1, None)
+# Trained from nothing, not from ImageNet's weights.
+_PLAIN_UNET = Convention("Pytorch-UNet", _STRETCHED, 0.5)
+_UNET, _PRETRAINED = frozenset(("MaxPool", "Concat")), frozenset(("Add", "Clip", "HardSwish", "GlobalAveragePool"))
 _ULTRALYTICS_TASKS = {"segment": "instance", "pose": "pose", "obb": "obb"}  # its names and ours
 
 Sureness = Literal["sure", "likely", "guess"]
@@ -83,6 +104,11 @@ _LINEAR = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Add"))  # the l
 _POOLED = _LINEAR | {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 _COARSEST_MAP = 8  # pixels of the image to one of a map of classes
 _PICTURE = 3  # channels
+# Joints of a body as data sets count them (AI Challenger, MPII, COCO, OpenPose, COCO-WholeBody), and points of a face.
+_BODIES = frozenset((14, 16, 17, 18, 133, 68, 98, 106))
+_POINTS_NAME = re.compile("heat_?map|key_?point|pose|landmark", re.IGNORECASE)
+# MediaPipe's models by the length of their vector: a body with and without auxiliary points, a hand, a face.
+_LANDMARKS = {39 * 5: 39, 33 * 5: 33, 21 * 3: 21, 468 * 3: 468, 478 * 3: 478}
 _MOST_VALUES = 1 << 25  # in all outputs; a detector of 1280 x 1280 with 80 classes has 3 million
 
 
@@ -126,7 +152,11 @@ def fitting_heads(facts: GraphFacts) -> tuple[Head, ...]:
     if first.task in _ULTRALYTICS_TASKS.values():
         return (first,)
     heads = _readings(facts, size)
-    return tuple(head for head in heads if head.decoder is not None and _fits(head.decoder, facts, size))
+    return tuple(
+        head
+        for head in heads
+        if head.decoder is not None and head.decoder in BUILTIN_DECODERS and _fits(head.decoder, facts, size)
+    )
 
 
 def class_names(facts: GraphFacts) -> tuple[str, ...]:
@@ -155,15 +185,37 @@ def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
         yield Head("detect", decoder, sureness, "class scores and distances per stride", scores[0].closed[2] or 0)
     if len(outputs) == 2 and _fits("ssd", facts, size):
         yield from _ssd(outputs)
-    if len(outputs) == 1 and outputs[0].made_by[-1:] == ("ArgMax",):
-        yield from _map(size, outputs[0])
+    first = outputs[0]
+    if len(outputs) == 1 and first.made_by[-1:] in (("ArgMax",), ("Relu",)):
+        yield from _map(facts, size, first)
+    if len(outputs) == 2 and first.closed == outputs[1].closed and first.made_by == outputs[1].made_by:
+        yield from _map(facts, size, first)  # torchvision's second one helps to train
     yield from _detr(facts, size)
+    yield from _landmarks(outputs)
+    yield from _without_batch(outputs)
     yield from _extended(facts, size, "instance")
     flat = [output for output in outputs if len(output.closed) == 3]
     if len(flat) == 1 and None not in flat[0].closed:
         yield from _table(facts, size, flat[0])
     if len(outputs) == 1:
         yield from _single(facts, size, outputs[0])
+
+
+def _landmarks(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
+    """Yield the reading of MediaPipe's landmarks: a vector of coordinates beside the score of the object."""
+    lengths = [math.prod(side or 0 for side in output.closed) for output in outputs]
+    count = next((_LANDMARKS[length] for length in lengths if length in _LANDMARKS), 0)
+    if count and 1 in lengths:
+        reason = f"{count} points in a vector, beside one score: MediaPipe's landmarks of one object"
+        yield Head("pose", "landmarks", "likely", reason, 0, count)
+
+
+def _without_batch(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
+    """Yield the reading of torchvision's detection models: boxes, labels and scores, as many as there are objects."""
+    boxes = [output for output in outputs if len(output.shape) == 2 and output.shape[1] == 4]
+    types = sorted(output.dtype for output in outputs if len(output.shape) == 1)
+    if len(outputs) == 3 and len(boxes) == 1 and types == ["float32", "int64"]:
+        yield Head("detect", "torchvision", "sure", "boxes (N, 4), whole labels (N) and scores (N), without a batch")
 
 
 def _ssd(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
@@ -312,7 +364,7 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
     if _fits("fastestdet", facts, size) and {"Sigmoid", "Softmax"} <= made_by:
         classes = (shape[0] or 5) - 5
         yield Head("detect", "fastestdet", "sure", "a map with a sigmoid and a softmax among its channels", classes)
-    yield from _map(size, output)
+    yield from _map(facts, size, output)
     classes = class_count(output.closed) or 0
     if classes > 1:
         if made_by & {"Softmax", "LogSoftmax"} or facts.metadata.get("task") == "classify":
@@ -322,22 +374,57 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
             yield Head("classify", None, "likely", reason, classes)
 
 
-def _map(size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
+def _map(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
     """Yield the readings of a map of the image's proportions. A map of three channels may be a picture."""
     made_by = output.made_by
     for axis in class_axes(output.closed[1:], size):
         sides = [side or 0 for at, side in enumerate(output.closed[1:]) if at != axis]
-        classes = (output.closed[1:][axis] or 0) if axis is not None else 0
+        channels = (output.closed[1:][axis] or 0) if axis is not None else 1
         if size[0] > _COARSEST_MAP * sides[0]:
             continue
         if made_by[-1:] == ("ArgMax",):
             yield Head("segment", None, "sure", "a map of class numbers")
-        elif classes == 1 and made_by[-1:] == ("Sigmoid",):
-            yield Head("segment", None, "likely", "a map of one sigmoid: a mask", 1)
-        elif classes > 1 and made_by[-1:] == ("Softmax",):
-            yield Head("segment", None, "sure", f"a map of {classes} scores, softmax over them", classes)
-        elif classes > _PICTURE and {*made_by} <= _LINEAR | {"Resize"}:
-            yield Head("segment", None, "likely", f"a map of {classes} scores of a last linear layer", classes)
+        elif channels == 1:
+            yield from _one_value(facts, 2 * sides[0] >= size[0], made_by)
+        elif made_by[-1:] == ("Softmax",):
+            yield Head("segment", None, "sure", f"a map of {channels} scores, softmax over them", channels)
+        elif _is_linear(made_by) and channels != _PICTURE:
+            yield from _scores(size, sides, output.name, channels)
+
+
+def _one_value(facts: GraphFacts, is_fine: bool, made_by: tuple[str, ...]) -> Iterator[Head]:
+    """Yield the readings of a map of one value, which may mean much. is_fine: at least half as large as the image."""
+    if made_by[-1:] == ("Sigmoid",) and facts.is_open and "paddle" in facts.producer.lower():
+        reason = "a map of one sigmoid, of open size, by PaddlePaddle: text; were it a mask, the task would be segment"
+        yield Head("obb", "dbnet", "likely", reason, 1)
+    elif made_by[-1:] == ("Sigmoid",):
+        others = "disparities (depth) or text (obb, decoder dbnet) would look the same"
+        yield Head("segment", None, "likely", f"a map of one sigmoid: a mask; {others}", 1)
+    elif not is_fine or facts.channels != _PICTURE:  # a count of people, or a grey picture for a grey picture
+        return
+    elif made_by[-1:] == ("Relu",):
+        reason = "a map of one value that is never negative: a depth, or a disparity, up to a scale and a shift"
+        yield Head("depth", None, "likely", reason)
+    elif _is_linear(made_by):
+        reason = "a map of one value of a last linear layer: a mask is where it is above 0; a depth would look the same"
+        yield Head("segment", None, "guess", reason, 1)
+
+
+def _is_linear(made_by: tuple[str, ...]) -> bool:
+    """Return whether a last linear layer makes an output, perhaps enlarged."""
+    return bool(made_by) and {*made_by} <= _LINEAR | {"Resize"}
+
+
+def _scores(size: tuple[int, int], sides: list[int], name: str, channels: int) -> Iterator[Head]:
+    """Yield the readings of a map of scores of a last linear layer: classes, or key points at a stride."""
+    is_coarse = 2 * sides[0] <= size[0]
+    if is_coarse and (channels in _BODIES or _POINTS_NAME.search(name)):
+        reason = f"{channels} coarse maps of a last linear layer: key points; classes would look the same (segment)"
+        yield Head("pose", "heatmaps", "likely", reason, 0, channels)
+    else:
+        others = "; key points would look the same (pose, decoder heatmaps)" if is_coarse else ""
+        reason = f"a map of {channels} scores of a last linear layer{others}"
+        yield Head("segment", None, "likely", reason, channels)
 
 
 def _is_signed(facts: GraphFacts) -> bool:
@@ -380,11 +467,7 @@ class Guess:
 
 def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     """Guess every key of the spec but `path` and, where the graph names no classes, `labels`."""
-    convention = CONVENTIONS[head.convention or head.decoder or head.task]
-    if head.task == "classify" and _is_signed(facts):
-        convention = _ULTRALYTICS_CLASSIFY
-    elif head.decoder == "rtdetr" and _is_signed(facts):
-        convention = _ULTRALYTICS_DETR
+    convention = _convention(facts, head)
     yield Guess("task", head.task, head.sureness, head.reason)
     if head.decoder is not None:
         yield Guess("decoder", head.decoder, head.sureness, head.reason)
@@ -392,22 +475,55 @@ def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     if known:
         yield Guess("inputs", known, "likely", "boxes then come in pixels of the network's input")
     if head.keypoints:
-        yield Guess("keypoints", head.keypoints, "sure", "its metadata say so")
+        is_said = "kpt_shape" in facts.metadata
+        yield Guess(
+            "keypoints",
+            head.keypoints,
+            "sure" if is_said else head.sureness,
+            "its metadata say so" if is_said else "as many as its outputs have",
+        )
+    if head.task == "depth":
+        yield Guess("depth", "relative", "guess", f"as {convention.peer} mostly are; metric ones look the same")
     as_peer = f"as {convention.peer} has it; the graph does not show it"
     yield _color(facts, convention, as_peer)
-    for key in ("resize", "anchor", "pad"):
+    for key in ("resize", "anchor", "pad", "multiple"):
         if key in convention.input:
             yield Guess(f"input.{key}", convention.input[key], "guess", as_peer)
     yield from _scaling(facts, convention, as_peer)
-    yield from _profiles(facts)
+    yield from _profiles(facts, convention)
     names = class_names(facts)
     if names and "classes" in task_class(head.task).policy_keys:
         yield Guess("labels", list(names), "sure" if len(names) == head.classes else "guess", "its metadata name them")
+    if head.decoder == "dbnet":
+        yield Guess("labels", ["text"], "sure", "its one class")
     if head.decoder is not None:
         yield Guess("score_threshold", convention.score, "guess", as_peer)
-        yield Guess("iou_threshold", convention.iou, "guess", as_peer)
+        if convention.iou is not None:
+            yield Guess("iou_threshold", convention.iou, "guess", as_peer)
     elif head.task == "segment" and head.classes == 1:
-        yield Guess("score_threshold", convention.score, "guess", "half of what a sigmoid can be")
+        is_logit = facts.outputs[0].made_by[-1:] != ("Sigmoid",)
+        reason = "a sigmoid of 0 is a half" if is_logit else "half of what a sigmoid can be"
+        yield Guess("score_threshold", 0.0 if is_logit else 0.5, "guess", reason)
+
+
+def _convention(facts: GraphFacts, head: Head) -> Convention:
+    """Return how the project prepares its images that most likely made the graph."""
+    usual = CONVENTIONS[head.convention or head.decoder or head.task]
+    is_tensorflow = facts.layout == "NHWC"
+    if head.task == "classify" and _is_signed(facts):
+        return _ULTRALYTICS_CLASSIFY
+    if head.decoder == "rtdetr" and _is_signed(facts):
+        return _ULTRALYTICS_DETR
+    if head.decoder == "heatmaps" and is_tensorflow:
+        return _MOBILE_POSE
+    if head.task == "segment" and head.classes == 1 and is_tensorflow:
+        return _MEDIAPIPE_MASK
+    if head.task == "segment" and facts.operators >= _UNET and not facts.operators & _PRETRAINED:
+        return _PLAIN_UNET
+    if usual.input["resize"] == "nearest" and not facts.is_open:
+        fixed = {key: value for key, value in usual.input.items() if key != "multiple"}
+        return usual._replace(input={**fixed, "resize": "stretch"})
+    return usual
 
 
 def _color(facts: GraphFacts, convention: Convention, as_peer: str) -> Guess:
@@ -446,10 +562,14 @@ def _takes_pixels(scaling: Scaling) -> bool:
     return 255 * float(np.abs(scaling.gain).max()) <= _WIDEST or float(np.abs(scaling.bias).max()) > _WIDEST
 
 
-def _profiles(facts: GraphFacts) -> Iterator[Guess]:
+def _profiles(facts: GraphFacts, convention: Convention) -> Iterator[Guess]:
     if not facts.is_open or facts.size is None:
         return
-    image, (height, width), channels = facts.inputs[0], facts.size, facts.channels or 3
-    shape = [1, channels, height, width] if facts.layout == "NCHW" else [1, height, width, channels]
-    reason = f"height or width is open: {height}x{width} is assumed"
-    yield Guess("profiles", [{image.name: {"min": shape, "opt": shape, "max": shape}}], "guess", reason)
+    image, channels, assumed = facts.inputs[0], facts.channels or 3, facts.size
+    least, most = convention.sides or (0, 0)
+    sizes = {"min": (least, least) if least else assumed, "opt": assumed, "max": (most, most) if most else assumed}
+    shapes = {
+        name: [1, channels, *size] if facts.layout == "NCHW" else [1, *size, channels] for name, size in sizes.items()
+    }
+    reason = f"height or width is open: {assumed[0]}x{assumed[1]} is assumed"
+    yield Guess("profiles", [{image.name: shapes}], "guess", reason)

@@ -8,8 +8,11 @@ how far an answer can be trusted (Ayhan and Berens, MIDL 2018):
   mirrored frame, times their overlap, from MATCH_IOU on. A frame's sureness is the sum of their squares, so that one
   sure object counts more than several doubtful ones, times the share of all scores that is confirmed: a saturated
   network takes everything for an object, and some of it is confirmed by chance.
-- A class's confirmed confidence is the geometric mean of its probabilities in the two frames, less what the frame gives
-  it in disorder, its tiles exchanged: an engine that says the same of everything is sure of nothing.
+- A class's confirmed confidence is the geometric mean of its probabilities in the two frames.
+- A map of classes, and the key points of one object, are confirmed as far as the mirrored frame has the same.
+
+From each of these comes off what the frame in disorder, its tiles exchanged, gives likewise: an engine that says the
+same of everything is sure of nothing.
 
 Two specs are compared on the same frames, pair by pair. One is surer if its mean is above MARGIN times the other's,
 and the frames speak for it beyond CHANCE (Wilcoxon's signed-rank test, one-sided): so one of a dozen alternatives
@@ -51,8 +54,8 @@ class Sureness:
     """The model's confidence in each frame's answer under one spec.
 
     Args:
-        sums: of all that was found in a frame (frames,); of a classifier the confirmed confidence of the class, 0 to 1.
-        tops: confirmed confidence of the surest object, 0 to 1 (frames,); of a classifier the same as `sums`.
+        sums: of all that was found in a frame (frames,); of a class, a map or one object, 0 to 1.
+        tops: confirmed confidence of the surest object, 0 to 1 (frames,); without objects the same as `sums`.
     """
 
     sums: Means
@@ -71,7 +74,7 @@ NO_SURENESS = Sureness(np.zeros(1), np.zeros(1))
 
 
 def measure(engine: Engine, spec: ModelSpec, images: Iterable[Image]) -> Sureness:
-    """Infer each frame, BGR uint8 (H, W, 3), and its mirror image; a classifier's also in disorder.
+    """Infer each frame, BGR uint8 (H, W, 3), its mirror image, and the frame in disorder.
 
     Raises ConfigError as `VisionTask` where the spec does not fit the engine.
     """

@@ -347,6 +347,22 @@ def yunet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     return Detections(boxes=corners(centres, sides), classes=np.zeros(len(likely), np.int64), scores=scores[likely])
 
 
+def torchvision(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
+    """Decode torchvision's detection models: boxes (N, 4) x1 y1 x2 y2 in pixels, labels (N) and scores (N).
+
+    They come without a batch axis, see `WITHOUT_BATCH`. Overlaps are suppressed in the graph. Class 0 is the
+    background, as in torchvision's lists of categories.
+    """
+    boxes = [each for each in outputs.values() if each.shape[1:] == (4,)]
+    labels = [each for each in outputs.values() if each.ndim == 1 and each.dtype.kind in "iu"]
+    scores = [each for each in outputs.values() if each.ndim == 1 and each.dtype.kind == "f"]
+    if [len(boxes), len(labels), len(scores)] != [1, 1, 1] or not len(boxes[0]) == len(labels[0]) == len(scores[0]):
+        raise no_fit(outputs, "torchvision's outputs without a batch: boxes (N, 4), whole labels (N) and scores (N)")
+    likely = (scores[0] > score_threshold).nonzero()[0]
+    rows, classes = boxes[0][likely].astype(np.float32), labels[0][likely].astype(np.int64)
+    return Detections(boxes=rows, classes=classes, scores=scores[0][likely].astype(np.float32))
+
+
 def _finest_first(levels: list[Array]) -> list[Array]:
     """Sort the outputs (n, columns) of several strides, the map with most cells first."""
     return sorted(levels, key=len, reverse=True)
@@ -471,4 +487,6 @@ BUILTIN_DECODERS: Mapping[str, CandidateDecoder] = {
     "nanodet": nanodet,
     "nanodet-plus": nanodet_plus,
     "yunet": yunet,
+    "torchvision": torchvision,
 }
+WITHOUT_BATCH = frozenset(("torchvision",))  # their outputs are of the one image, and have no axis for it

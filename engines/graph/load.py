@@ -113,12 +113,21 @@ def parse_model(path: Path) -> ModelProto:
         model.ParseFromString(content)
     except DecodeError as error:
         raise _unreadable(path, f"{len(content)} bytes that are no ONNX model") from error
+    _open_dimensions(model)
     if not model.graph.node:  # protobuf takes many a foreign byte string for a message of unknown fields
         raise _unreadable(path, "a model without nodes")
     broken = next((text for text in _strings(model) if isinstance(text, bytes)), None)
     if broken is not None:  # protobuf hands out bytes then, which are no name to anybody
         raise _unreadable(path, f"a name that is not UTF-8: {broken[:40]!r}")
     return model
+
+
+def _open_dimensions(model: ModelProto) -> None:
+    """Leave open what Paddle2ONNX writes as a dimension of -1, or as one named "?": equal names are equal sizes."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_value < 0 or dimension.dim_param == "?":
+                dimension.ClearField("value")
 
 
 def _strings(message: Message) -> Iterator[str | bytes]:

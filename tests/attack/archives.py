@@ -53,6 +53,19 @@ COCO: dict[str, Any] = {
     "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3.5, 4], "area": 9.25, "iscrowd": 0}],
     "categories": [{"id": 3, "name": "dog"}, {"id": 5, "name": "cat"}],
 }
+MMOCR: dict[str, Any] = {
+    "metainfo": {"category": [{"id": 0, "name": "dog"}]},
+    "data_list": [
+        {
+            "img_path": "imgs/1.png",
+            "height": 32,
+            "width": 48,
+            "instances": [
+                {"polygon": [1, 2, 9, 2, 9, 8, 1, 8], "bbox": [1.0, 2, 9, 8], "bbox_label": 0, "ignore": False}
+            ],
+        }
+    ],
+}
 _LINES = (
     "0 0.5 0.5 0.1 0.1",
     "1 1 1 1 1",
@@ -170,3 +183,9 @@ def cases(rng: Random, folder: Path) -> Iterator[Case]:
         classes = rng.choice((b"dog\ncat\n", b"\xff\xfe", b"", b"dog\n" * 5000))
         members = [*two, ("1.txt", lines), ("2.txt", damaged(rng, lines)[1]), ("classes.txt", classes)]
         yield Case("YOLO, other lines", partial(_labelled, DETECTOR, folder / "yolo.zip", zipped(members)))
+    for document in drawn(spoilt(MMOCR), rng, 6):
+        text = json.dumps(document).encode()
+        yield Case(
+            "MMOCR, anything for a value",
+            partial(_labelled, DETECTOR, folder / "mmocr.zip", zipped([*two, ("text.json", text)])),
+        )

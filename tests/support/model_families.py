@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
@@ -220,6 +221,120 @@ def one_mask(net: Net) -> ModelProto:
     return net.model(_sigmoid(net, 2, 1))
 
 
+def _first(net: Net, tensor: str = "image") -> str:
+    """The image of a graph of TensorFlow, with channels first."""
+    return net.node("Transpose", tensor, perm=[0, 3, 1, 2])
+
+
+def _last(net: Net, tensor: str) -> str:
+    return net.node("Transpose", tensor, perm=[0, 2, 3, 1])
+
+
+def mediapipe_mask(net: Net) -> ModelProto:
+    """MediaPipe's selfie mask: channels last, and a sigmoid behind a transposed convolution."""
+    deep = net.node("Relu", net.conv(_first(net), 3, 8, strides=[2, 2]))
+    mask = net.node("ConvTranspose", deep, net.weight(8, 1, 2, 2), net.weight(1), strides=[2, 2])
+    return net.model(_last(net, net.node("Sigmoid", mask)))
+
+
+def blazepose(net: Net) -> ModelProto:
+    """MediaPipe's body: points with visibility and presence, a score, a mask, heatmaps, the points in metres."""
+    image = _first(net)
+    pooled = net.node("GlobalAveragePool", net.conv(image, 3, 8, strides=[8, 8]))
+
+    def vector(length: int) -> str:
+        parameters = net.weight(length, 8, 1, 1), net.weight(length)
+        return net.node("Reshape", net.node("Conv", pooled, *parameters), _ints(net, 1, -1))
+
+    maps = [_last(net, net.conv(image, 3, 1)), _last(net, net.conv(image, 3, 39, strides=[4, 4]))]
+    return net.model(vector(195), net.node("Sigmoid", vector(1)), *maps, vector(117))
+
+
+def hand_landmarks(net: Net) -> ModelProto:
+    pooled = net.node("Flatten", net.node("GlobalAveragePool", net.conv(_first(net), 3, 8, strides=[8, 8])))
+    vectors = [net.node("Gemm", pooled, net.weight(count, 8), transB=1) for count in (63, 1, 1, 63)]
+    return net.model(vectors[0], *(net.node("Sigmoid", each) for each in vectors[1:3]), vectors[3])
+
+
+def mobile_pose(net: Net) -> ModelProto:
+    """PoseEstimationForMobile's: heatmaps at half the size, channels last."""
+    scale = net.constant(np.array([1.0, 1.0, 4.0, 4.0], np.float32))
+    maps = net.node("Resize", net.conv(_first(net), 3, 14, strides=[8, 8]), "", scale, mode="linear")
+    return net.model(_last(net, maps))
+
+
+def simple_baseline(net: Net) -> ModelProto:
+    """MMPose's heatmaps of COCO's 17 key points, at a quarter of the size."""
+    return net.model(_map(net, 4, 17))
+
+
+def espnet(net: Net) -> ModelProto:
+    """Class scores of a transposed convolution, at the size of the image."""
+    return net.model(net.node("ConvTranspose", _map(net, 2, 8), net.weight(8, 12, 2, 2), strides=[2, 2]))
+
+
+def paddle_text(net: Net) -> ModelProto:
+    """PP-OCR's detector as Paddle2ONNX writes it: opset 12, and dimensions of -1 or named "?"."""
+    deep = net.node("Relu", net.norm(net.conv("image", 3, 8, strides=[4, 4]), 8))
+    for outputs in (8, 1):
+        deep = net.node("ConvTranspose", deep, net.weight(8, outputs, 2, 2), net.weight(outputs), strides=[2, 2])
+    model = net.model(net.node("Sigmoid", deep), opset=12)
+    model.producer_name = "PaddlePaddle"
+    for value in (model.graph.input[0], model.graph.output[0]):
+        batch, _, height, width = value.type.tensor_type.shape.dim
+        batch.dim_value = -1
+        height.dim_param = width.dim_param = "?"
+    return model
+
+
+def torchvision_detector(net: Net) -> ModelProto:
+    """Boxes, scores and labels of what is above a threshold, without a batch; the means are subtracted inside."""
+    normed = net.node("Sub", net.node("Squeeze", "image", _ints(net, 0)), net.weight(3, 1, 1))
+    maps = net.conv(net.node("Unsqueeze", normed, _ints(net, 0)), 3, 5, strides=[8, 8])
+    rows = net.node("Squeeze", _rows(net, maps, 5), _ints(net, 0))
+    boxes, scores = (
+        net.node("Slice", rows, _ints(net, start), _ints(net, end), _ints(net, 1)) for start, end in ((0, 4), (4, 5))
+    )
+    flat = net.node("Reshape", scores, _ints(net, -1))
+    chosen = net.node("NonZero", net.node("Greater", flat, net.constant(np.zeros(1, np.float32))))
+    places = net.node("Reshape", chosen, _ints(net, -1))
+    labels = net.node("Mod", places, _ints(net, 3))
+    found = net.node("Gather", boxes, places), net.node("Sigmoid", net.node("Gather", flat, places)), labels
+    names = "boxes", "scores", "labels"
+    model = net.model(*(_named(net, each, name) for each, name in zip(found, names, strict=True)))
+    del model.graph.output[:]
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, kind, ["objects", *columns])
+        for name, kind, columns in zip(names, (1, 1, 7), ([4], [], []), strict=True)
+    )
+    return model
+
+
+def torchvision_aux(net: Net) -> ModelProto:
+    """torchvision's FCN or DeepLabV3 trained with a second head: out and aux."""
+    scale = net.constant(np.array([1.0, 1.0, 8.0, 8.0], np.float32))
+    maps = [net.node("Resize", _map(net, 8, 21), "", scale, mode="linear") for _ in range(2)]
+    return net.model(_named(net, maps[0], "out"), _named(net, maps[1], "aux"))
+
+
+def depth(net: Net) -> ModelProto:
+    """MiDaS' and Depth Anything's: never negative, and without an axis of channels."""
+    return net.model(net.node("Squeeze", net.node("Relu", net.conv("image", 3, 1)), _ints(net, 1)))
+
+
+def crowd_density(net: Net) -> ModelProto:
+    """A coarse map whose sum is a number of people."""
+    return net.model(net.node("Relu", _map(net, 8, 1)))
+
+
+def unet(net: Net) -> ModelProto:
+    """Pytorch-UNet's: one mask, not yet through a sigmoid."""
+    whole = net.node("Relu", net.conv("image", 3, 4))
+    half = net.node("Relu", net.conv(net.node("MaxPool", whole, kernel_shape=[2, 2], strides=[2, 2]), 4, 8))
+    up = net.node("ConvTranspose", half, net.weight(8, 4, 2, 2), strides=[2, 2])
+    return net.model(net.conv(_joined(net, [whole, up], 1), 8, 1))
+
+
 def picture(net: Net) -> ModelProto:
     """A picture for a picture, as of super-resolution."""
     return net.model(net.conv("image", 3, 3))
@@ -352,7 +467,40 @@ ULTRALYTICS: dict[Family, tuple[str, str, str]] = {
 }
 CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier, squeezed_classifier, squeezed_softmax)
 SEGMENTERS: tuple[Family, ...] = (segmentation, segmentation_argmax, one_mask)
-OTHERS: tuple[Family, ...] = (picture, centres_and_logits, cells_with_attention, regression, yolov8_undecoded)
+_ZERO_TO_ONE = {"color": "rgb", "resize": "stretch", "scale": 1 / 255}
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_CROP = {"resize": "letterbox", "anchor": "center", "pad": 0}
+_LAST = (1, 64, 96, 3)
+# The shape of the image, the keys of the spec, and of its input.
+OF_PROJECTS: dict[Family, tuple[Shape, dict[str, Any], dict[str, Any]]] = {
+    mediapipe_mask: (_LAST, {"task": "segment", "score_threshold": 0.5}, _ZERO_TO_ONE),
+    blazepose: (_LAST, {"task": "pose", "decoder": "landmarks", "keypoints": 39}, {**_ZERO_TO_ONE, **_CROP}),
+    hand_landmarks: (_LAST, {"task": "pose", "decoder": "landmarks", "keypoints": 21}, {**_ZERO_TO_ONE, **_CROP}),
+    mobile_pose: (_LAST, {"task": "pose", "decoder": "heatmaps", "keypoints": 14}, {"color": "bgr", **_CROP}),
+    simple_baseline: (
+        IMAGE,
+        {"task": "pose", "decoder": "heatmaps", "keypoints": 17},
+        {**_ZERO_TO_ONE, **_IMAGENET, **_CROP},
+    ),
+    espnet: (IMAGE, {"task": "segment"}, {**_ZERO_TO_ONE, **_IMAGENET}),
+    paddle_text: (
+        (1, 3, "height", "width"),
+        {"task": "obb", "decoder": "dbnet", "labels": ("text",)},
+        {**_ZERO_TO_ONE, **_IMAGENET, "color": "bgr", "resize": "nearest", "multiple": 32},
+    ),
+    torchvision_detector: (IMAGE, {"task": "detect", "decoder": "torchvision"}, _ZERO_TO_ONE),
+    torchvision_aux: (IMAGE, {"task": "segment"}, {**_ZERO_TO_ONE, **_IMAGENET}),
+    depth: (IMAGE, {"task": "depth", "depth": "relative"}, {**_ZERO_TO_ONE, **_IMAGENET}),
+    unet: (IMAGE, {"task": "segment", "score_threshold": 0.0}, _ZERO_TO_ONE),
+}
+OTHERS: tuple[Family, ...] = (
+    picture,
+    crowd_density,
+    centres_and_logits,
+    cells_with_attention,
+    regression,
+    yolov8_undecoded,
+)
 
 
 def family(make: Family, shape: Shape = IMAGE) -> ModelProto:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.vision.detections import Detections
 from engines.interface import Array
 
 Box = tuple[float, float, float, float]
+Point = tuple[float, float]
 Row = tuple[Box, int, float]  # box, class, score
 
 
@@ -86,6 +88,15 @@ def ssd(boxes: Array, scores: Array, size: tuple[int, int], least: float) -> lis
     return found
 
 
+def torchvision(boxes: Array, labels: Array, scores: Array, least: float) -> list[Row]:
+    """Return the objects of torchvision's models above a score."""
+    return [
+        (tuple(map(float, box)), int(label), float(score))  # type: ignore[misc]  # four of them
+        for box, label, score in zip(boxes, labels, scores, strict=True)
+        if score > least
+    ]
+
+
 def fastestdet(output: Array, size: tuple[int, int], least: float) -> list[Row]:
     """FastestDet's handle_preds: tanh of the offsets, sigmoid of the sides, objectness^0.6 * class^0.4."""
     (height, width), (_, rows, columns) = size, output.shape
@@ -139,3 +150,89 @@ def assert_same(found: Detections, rows: Sequence[Row]) -> None:
     assert np.allclose(found.scores, [score for _, _, score in rows], rtol=2e-5)
     expected = np.array([box for box, _, _ in rows], np.float64).reshape(-1, 4)
     assert np.allclose(found.boxes, expected, rtol=1e-4, atol=1e-2)
+
+
+def dbnet(map_: Array, size: tuple[int, int], least: float) -> list[tuple[list[Point], float]]:
+    """Decode a map of probabilities cell by cell: corners and score of each region, for regions without holes."""
+    rows, columns = map_.shape
+    found = []
+    for region in _regions(map_ > 0.3):
+        centre, sides, axis = _least_rectangle(_hull(region))
+        (ux, uy), half = axis, (sides[0] / 2, sides[1] / 2)
+        signs = ((-1, -1), (1, -1), (1, 1), (-1, 1))
+        around_it = [
+            (centre[0] + s * half[0] * ux - t * half[1] * uy, centre[1] + s * half[0] * uy + t * half[1] * ux)
+            for s, t in signs
+        ]
+        whole = [(float(round(x)), float(round(y))) for x, y in around_it]
+        inside = [float(map_[y, x]) for y, x in np.ndindex(rows, columns) if _is_covered(whole, x, y)]
+        score = sum(inside) / len(inside)
+        if min(sides) < 3 or score < least:
+            continue
+        more = 1.6 * sides[0] * sides[1] / (2 * (sides[0] + sides[1]))
+        along, across = half[0] + more, half[1] + more
+        corners = [
+            (centre[0] + s * along * ux - t * across * uy + 0.5, centre[1] + s * along * uy + t * across * ux + 0.5)
+            for s, t in signs
+        ]
+        found.append(([(x * size[1] / columns, y * size[0] / rows) for x, y in corners], score))
+    return found
+
+
+def _is_covered(corners: list[Point], x: int, y: int) -> bool:
+    """Return whether a cell is in a convex shape, or on its border: a line covers the nearest cell in each step."""
+    turns = []
+    for (ax, ay), (bx, by) in zip(corners, [*corners[1:], corners[0]], strict=True):
+        turns.append((bx - ax) * (y - ay) - (by - ay) * (x - ax))
+        steps = int(max(abs(bx - ax), abs(by - ay), 1))
+        for step in range(steps + 1):
+            at = ax + (bx - ax) * step / steps, ay + (by - ay) * step / steps
+            if abs(at[0] - x) <= 0.5 and abs(at[1] - y) <= 0.5:
+                return True
+    return min(turns) >= 0 or max(turns) <= 0
+
+
+def _regions(mask: NDArray[np.bool_]) -> Iterator[list[Point]]:
+    left = {(int(x), int(y)) for y, x in np.argwhere(mask)}
+    while left:
+        waiting, region = [left.pop()], []
+        while waiting:
+            x, y = waiting.pop()
+            region.append((float(x), float(y)))
+            near = {(x + dx, y + dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1)} & left
+            left -= near
+            waiting.extend(near)
+        yield region
+
+
+def _hull(points: list[Point]) -> list[Point]:
+    """Return the convex hull, by Andrew's monotone chain."""
+    halves = []
+    for ordered in (sorted(points), sorted(points, reverse=True)):
+        chain: list[Point] = []
+        for x, y in ordered:
+            while len(chain) > 1:
+                (ax, ay), (bx, by) = chain[-2:]
+                if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
+                    break
+                chain.pop()
+            chain.append((x, y))
+        halves += chain[:-1]
+    return halves
+
+
+def _least_rectangle(hull: list[Point]) -> tuple[Point, Point, Point]:
+    """Return centre, sides and the direction of the first side: the least rectangle lies on a side of the hull."""
+    best: tuple[float, Point, Point, Point] | None = None
+    for (ax, ay), (bx, by) in zip(hull, [*hull[1:], hull[0]], strict=True):
+        length = math.hypot(bx - ax, by - ay)
+        ux, uy = (bx - ax) / length, (by - ay) / length
+        along = [x * ux + y * uy for x, y in hull]
+        across = [y * ux - x * uy for x, y in hull]
+        sides = max(along) - min(along), max(across) - min(across)
+        middle = (max(along) + min(along)) / 2, (max(across) + min(across)) / 2
+        centre = middle[0] * ux - middle[1] * uy, middle[0] * uy + middle[1] * ux
+        if best is None or sides[0] * sides[1] < best[0]:
+            best = sides[0] * sides[1], centre, sides, (ux, uy)
+    assert best is not None
+    return best[1:]

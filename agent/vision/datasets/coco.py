@@ -1,9 +1,13 @@
-"""Read COCO's instances: a JSON of images, annotations and categories beside the image files."""
+"""Read COCO's instances: a JSON of images, annotations and categories beside the image files.
+
+MMOCR's JSON of text is read likewise (`agent.vision.datasets.mmocr`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -14,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
+from agent.vision.datasets.mmocr import coco_document
 from engines.store.files import read_text
 
 _MOST_BYTES = 64 << 20  # COCO's own validation set has 20 MB
@@ -151,8 +156,11 @@ def _parse(text: str, where: str, is_certain: bool) -> _Document | None:
         return _Document.model_validate_json(text)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)
-        if not is_certain and any(len(detail["loc"]) < 2 for detail in details):
-            return None  # not JSON, or not with these three lists
+        if any(len(detail["loc"]) < 2 for detail in details):  # not JSON, or not with these three lists
+            with suppress(ValidationError):
+                return _Document.model_validate(coco_document(text))
+            if not is_certain:
+                return None
         place = ".".join(map(str, details[0]["loc"]))
         raise _malformed(f"{place or 'the JSON'} in {where}: {details[0]['msg']}") from None
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
+from agent.vision.answer import MatchCounts
 from agent.vision.detections import Detections
 from agent.vision.tasks.scores import ClassScore, Evaluation
 
@@ -96,8 +97,10 @@ class AveragePrecision:
             evaluation.evaluate()
         return evaluation
 
-    def mean(self) -> Evaluation:
+    def mean(self, at_score: float | None = None) -> Evaluation:
         """Return the evaluation of these images, by mean average precision.
+
+        at_score: F1 at IoU 0.5, of the detections from this score on, is one of the scores; None: it is not.
 
         Raises DatasetError (`dataset.empty`) if no object was added that counts: no crowd, nor one without key points.
         """
@@ -119,7 +122,10 @@ class AveragePrecision:
             if class_id in counts
         ]
         by_size = {name: value if value >= 0.0 else None for name, value in zip(names, sizes, strict=True)}
-        return Evaluation(self._task, self.images, {"map": mean, "map50": at_50}, by_size, by_class)
+        scores = {"map": mean, "map50": at_50}
+        if at_score is not None:
+            scores["f1"] = _f1(evaluation, at_score)
+        return Evaluation(self._task, self.images, scores, by_size, by_class)
 
     def _index(self, annotations: list[dict[str, Any]]) -> Any:
         from pycocotools.coco import COCO
@@ -132,6 +138,22 @@ class AveragePrecision:
         }
         index.createIndex()
         return index
+
+
+def _f1(evaluation: COCOeval, at_score: float) -> float:
+    """Return F1 of the matches at IoU 0.5 over all images and classes; what lies in a crowd is no mistake.
+
+    Surer detections claim their objects first, so that those below the score change no match of those above it.
+    """
+    counts, all_sizes = MatchCounts(), evaluation.params.areaRng[0]
+    for image in evaluation.evalImgs:
+        if image is None or image["aRng"] != all_sizes:
+            continue
+        counted = (np.array(image["dtScores"]) >= at_score) & ~image["dtIgnore"][0].astype(np.bool_)
+        hits = int((image["dtMatches"][0][counted] > 0).sum())
+        shown = int((~np.array(image["gtIgnore"], np.bool_)).sum())
+        counts += MatchCounts(hits, int(counted.sum()) - hits, shown - hits)
+    return counts.f1
 
 
 def _shape_ious(

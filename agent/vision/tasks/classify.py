@@ -20,13 +20,11 @@ from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.task import ModelTask, See, image_of
+from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import ClassifiedImages
-
-_TILES = 32  # along each side of a frame that is put in disorder
 
 
 @dataclass(frozen=True)
@@ -155,9 +153,9 @@ class Classify(ModelTask):
         It is the geometric mean of the class's probabilities in the two frames, less what the frame gives it in
         disorder, its tiles exchanged: an engine that says the same of everything is sure of nothing.
         """
-        views = image, np.ascontiguousarray(image[:, ::-1]), disordered(image)
-        seen, mirrored, scattered = (self.probabilities(see(view)[0]) for view in views)
-        agreed = np.sqrt(seen * mirrored)
+        views = image, mirrored(image), disordered(image)
+        seen, turned, scattered = (self.probabilities(see(view)[0]) for view in views)
+        agreed = np.sqrt(seen * turned)
         class_id = int(agreed.argmax())
         confidence = float(agreed[class_id] - np.sqrt(seen[class_id] * scattered[class_id]))
         confidence = max(0.0, confidence) if np.isfinite(confidence) else 0.0
@@ -244,17 +242,3 @@ def class_probabilities(output: Array) -> NDArray[np.float64]:
         weights = np.exp(scores - scores.max())
         softmax: NDArray[np.float64] = weights / weights.sum()
     return softmax
-
-
-def disordered(image: Picture) -> Picture:
-    """Return a copy of a frame whose tiles have changed places; the strip that fills no tile stays."""
-    height, width = (max(1, side // _TILES) for side in image.shape[:2])
-    rows, columns = image.shape[0] // height, image.shape[1] // width
-    whole = image[: rows * height, : columns * width]
-    tiles = whole.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
-    shuffled = tiles[np.random.default_rng(0).permutation(len(tiles))]
-    copy: Picture = image.copy()
-    copy[: rows * height, : columns * width] = (
-        shuffled.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(whole.shape)
-    )
-    return copy

@@ -14,7 +14,7 @@ from agent.common.errors import ConfigError
 from agent.vision.answer import Decoder
 from agent.vision.boxes import NO_BOXES, FloatArray, LabelledBoxes, Size, iou_matrix
 from agent.vision.datasets.object_rows import BOX_ROW, RowForm
-from agent.vision.decoders import BUILTIN_DECODERS, Outputs
+from agent.vision.decoders import BUILTIN_DECODERS, WITHOUT_BATCH, Outputs
 from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelError, LabelKind, checked_box, class_id
@@ -22,7 +22,7 @@ from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.own_decoder import import_decoder
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.task import ModelTask, See, image_of
+from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.graph.constant_inputs import box_size
 from engines.interface import Array, TensorSpec
 
@@ -133,7 +133,7 @@ class Detect(ModelTask):
         to_network = self._to_network(size)
 
         def detect(batch: Mapping[str, Array]) -> Detections:
-            outputs = image_of(batch)
+            outputs = dict(batch) if spec.decoder in WITHOUT_BATCH else image_of(batch)
             with np.errstate(all="ignore"):  # a broken engine may emit anything
                 candidates = find_candidates(outputs)
             _check_detections(candidates, spec.decoder)
@@ -203,22 +203,21 @@ class Detect(ModelTask):
         """Return how much of a frame's detections its mirror image confirms, and of the surest one.
 
         A detection's confirmed confidence is the geometric mean of its score and that of the detection of its class in
-        the mirrored frame, times their overlap, from MATCH_IOU on. The first number is the sum of their squares, so
-        that one sure object counts more than several doubtful ones, times the share of all scores that is confirmed: a
-        saturated network takes everything for an object, and some of it is confirmed by chance.
+        the mirrored frame, times their overlap, from MATCH_IOU on. What the frame in disorder, its tiles exchanged,
+        confirms likewise is taken off: a saturated network finds the same in every frame. The first number is the sum
+        of their squares, so that one sure object counts more than several doubtful ones, times the share of all scores
+        that is confirmed: such a network takes everything for an object, and some of it is confirmed by chance.
         """
-        seen, mirrored = see(image)[1], see(np.ascontiguousarray(image[:, ::-1]))[1]
-        if not len(seen) or not len(mirrored):
+        seen, turned = see(image)[1], see(mirrored(image))[1]
+        if not len(seen) or not len(turned):
             return 0.0, 0.0
-        boxes = mirrored.boxes.copy()
+        boxes = turned.boxes.copy()
         boxes[:, [0, 2]] = np.float32(image.shape[1]) - boxes[:, [2, 0]]
-        overlaps = iou_matrix(seen.boxes, boxes)
-        overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != mirrored.classes)] = 0.0
+        again, scattered = _confidences(seen, turned, boxes), see(disordered(image))[1]
+        confirmed = np.maximum(again - _confidences(seen, scattered, scattered.boxes), 0.0)
         # Scores are sigmoids or probabilities; a decoder that misreads an output may give more than 1.
-        first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, mirrored))
-        confirmed = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1)
-        share = 2.0 * confirmed.sum() / (first.sum() + second.sum())
-        return float(np.square(confirmed).sum() * share), float(confirmed.max())
+        scores = sum(float(np.clip(each.scores, 0.0, 1.0).sum(dtype=np.float64)) for each in (seen, turned))
+        return float(np.square(confirmed).sum() * 2.0 * confirmed.sum() / scores), float(confirmed.max())
 
     @property
     def evaluation_spec(self) -> ModelSpec:
@@ -243,6 +242,15 @@ class Detect(ModelTask):
         for detections, truth in answered:
             precision.add(detections, truth)
         return precision.mean()
+
+
+def _confidences(seen: Detections, other: Detections, boxes: FloatArray) -> NDArray[np.float64]:
+    """Return how sure each detection is as far as another answer, with these boxes (m, 4), has it as well: (n,)."""
+    overlaps = iou_matrix(seen.boxes, boxes)
+    overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != other.classes)] = 0.0
+    first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, other))
+    confidences: NDArray[np.float64] = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1, initial=0.0)
+    return confidences
 
 
 def _errors(detections: Detections, candidates: Detections) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from agent.vision.labels import LabelKind
 from agent.vision.preprocess import Geometry
 from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.dbnet import text_regions
 from agent.vision.tasks.detect import MAX_CANDIDATES, Detect
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
@@ -79,9 +80,13 @@ class OrientedBoxes(Shapes):
 
 
 class Obb(Detect):
-    """Oriented boxes with classes and scores, by Ultralytics' models since YOLOv8: cx cy w h, and an angle in radians.
+    """Oriented boxes with classes and scores.
 
-    A positive angle turns x towards y. A decoder of the user's own returns `OrientedBoxes`.
+    - `yolov8`, `end2end`: Ultralytics' models since YOLOv8: cx cy w h, and an angle in radians, of which a positive one
+      turns x towards y.
+    - `dbnet`: text, of one class, from a map of probabilities (PaddleOCR).
+
+    A decoder of the user's own returns `OrientedBoxes`.
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["obb"].decoders
@@ -89,9 +94,16 @@ class Obb(Detect):
 
     def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
         decode, is_end2end = EXTENDED_DECODERS.get(self.spec.decoder or ""), self.spec.decoder == "end2end"
+        threshold = self.spec.score_threshold
+
+        def find_text(outputs: Outputs) -> OrientedBoxes:
+            corners, scores = text_regions(outputs, size, threshold)
+            return OrientedBoxes.around(corners, np.zeros(len(scores), np.int64), scores)
+
+        if self.spec.decoder == "dbnet":
+            return find_text
         if decode is None:
             return super()._candidate_decoder(size)
-        threshold = self.spec.score_threshold
 
         def find(outputs: Outputs) -> OrientedBoxes:
             found = decode(outputs, size, threshold, 1)
@@ -130,7 +142,7 @@ class Obb(Detect):
         return CORNER_ROW
 
     def evaluation(self, answered: Iterable[tuple[OrientedBoxes, LabelledObjects]]) -> Evaluation:
-        """Return COCO's mean average precision by the IoU of oriented boxes."""
+        """Return COCO's mean average precision by the IoU of oriented boxes, and F1 at the spec's score threshold."""
         from agent.vision.tasks.average_precision import AveragePrecision
 
         def ious(found: Sequence[Mapping[str, Any]], truth: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
@@ -143,7 +155,7 @@ class Obb(Detect):
             corners = [_least_rectangle(each) for each in outlines_of(truth)]
             true_shapes = [{"corners": each, "area": float(_area(each))} for each in corners]
             precision.add(answer, truth, shapes, true_shapes)
-        return precision.mean()
+        return precision.mean(self.spec.score_threshold)
 
 
 def turned(centres: FloatArray, sides: FloatArray, angles: FloatArray) -> FloatArray:

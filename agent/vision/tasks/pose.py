@@ -23,6 +23,7 @@ from agent.vision.tasks.detect import Detect
 from agent.vision.tasks.maps import class_axis
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, points_of
+from agent.vision.tasks.task import See, disordered, mirrored
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
@@ -40,6 +41,7 @@ COCO_SKELETON = (
     (0, 1), (0, 2), (1, 3), (2, 4),
 )  # fmt: skip
 _WITH_VISIBILITY = 5  # x, y, z, visibility, presence
+_OF_ONE = ("heatmaps", "landmarks")  # decoders of the one object in the picture
 _SIGMA = 0.05  # for key points that nobody has measured: some 5 % of the object's side
 
 
@@ -93,8 +95,7 @@ class Poses(Shapes):
             return float(len(self) == len(reference))
         expected, found = reference.points[0], self.points[0]
         is_counted = reference.seen[0] | self.seen[0]
-        side = max(float((reference.boxes[0, 2:] - reference.boxes[0, :2]).max()), 1.0)
-        is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * side
+        is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * _side(reference)
         is_right = is_near & reference.seen[0] & self.seen[0]
         return float(is_right.sum() / is_counted.sum()) if is_counted.any() else 1.0
 
@@ -198,6 +199,26 @@ class Pose(Detect):
         )
 
     @property
+    def expects_crops(self) -> bool:
+        return self.spec.decoder in _OF_ONE
+
+    def confirmed(self, see: See, image: Picture) -> tuple[float, float]:
+        """Return how far the mirrored frame confirms the key points of the one object, twice; objects by their boxes.
+
+        What the frame in disorder, its tiles exchanged, has in the same places is taken off: a network that is fed
+        wrongly puts the points where they are on average.
+        """
+        if not self.expects_crops:
+            return super().confirmed(see, image)
+        seen, turned, scattered = (see(view)[1] for view in (image, mirrored(image), disordered(image)))
+        if seen.is_empty or turned.is_empty:
+            return 0.0, 0.0
+        points = turned.points * np.array((-1.0, 1.0, 1.0), np.float32)
+        points[..., 0] += np.float32(image.shape[1])
+        agreement = _agreement(seen, replace(turned, points=points)) - _agreement(seen, scattered)
+        return max(0.0, agreement), max(0.0, agreement)
+
+    @property
     def label_row(self) -> RowForm:
         return point_row(self.spec.keypoint_count)
 
@@ -215,6 +236,27 @@ class Pose(Detect):
             shapes = [{"keypoints": each.ravel().tolist()} for each in answer.points]
             precision.add(answer, truth, shapes, true_points)
         return precision.mean()
+
+
+def _agreement(first: Poses, second: Poses) -> float:
+    """Return how near the key points of two poses are, in [0, 1]: the mean over the pairs that fit best.
+
+    A pair counts by the root of the product of its scores, times a Gaussian of its distance, of which the spread is
+    twice what is far. In a mirrored frame left and right change places, so that any point may be the other's.
+    """
+    if first.is_empty or second.is_empty:
+        return 0.0
+    from scipy.optimize import linear_sum_assignment  # slow to import, and no frame path needs it
+
+    (ours, theirs), side = (each.points[0].astype(np.float64) for each in (first, second)), _side(first)
+    squares = np.square(ours[:, np.newaxis, :2] - theirs[np.newaxis, :, :2]).sum(axis=2)
+    near = np.exp(-squares / (2.0 * (2.0 * FAR * side) ** 2)) * np.sqrt(ours[:, np.newaxis, 2] * theirs[:, 2])
+    return float(near[linear_sum_assignment(near, maximize=True)].mean())
+
+
+def _side(pose: Poses) -> float:
+    """Return the longer side of the first object, at least a pixel."""
+    return max(float((pose.boxes[0, 2:] - pose.boxes[0, :2]).max()), 1.0)
 
 
 def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:

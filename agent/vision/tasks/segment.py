@@ -20,7 +20,7 @@ from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths, without_padding
 from agent.vision.tasks.scores import ClassScore, Evaluation
-from agent.vision.tasks.task import ModelTask, image_of
+from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.interface import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ class Segment(ModelTask):
     can_be_drawn: ClassVar[bool] = True
     answers_padding: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
+    frames_to_check: ClassVar[int] = 32
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
@@ -168,6 +169,19 @@ class Segment(ModelTask):
         scores themselves would mislead: most are far from any change.
         """
         return (1.0 - served[0].fidelity(reference[0])) ** 2
+
+    def confirmed(self, see: See, image: Picture) -> tuple[float, float]:
+        """Return how far the mirrored frame has the same map, twice: the mean IoU, as fidelity has it.
+
+        What the frame in disorder, its tiles exchanged, has in the same places is taken off: an engine that says the
+        same of every frame is sure of nothing.
+        """
+        seen, turned, scattered = (see(view)[1] for view in (image, mirrored(image), disordered(image)))
+        if seen.is_empty:
+            return 0.0, 0.0
+        again = replace(turned, classes=turned.classes[:, ::-1])
+        agreement = max(0.0, seen.fidelity(again) - seen.fidelity(scattered))
+        return agreement, agreement
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> MaskImages:
         from agent.vision.datasets.mask_images import MaskImages
@@ -225,10 +239,13 @@ def _sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int6
 def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | None]:
     """Return the name of the output that is a map, and its axis of classes without the batch; None: it has none.
 
-    Raises ConfigError (`decoder.shape`) where none or several are.
+    Where all maps have one shape it is the first: torchvision's second one only helps to train the first.
+
+    Raises ConfigError (`decoder.shape`) where none is, or several of different shapes are.
     """
     fitting = [(output.name, axis) for output in outputs for axis in class_axes(output.shape[1:], size)]
-    if len({name for name, _ in fitting}) != 1:
+    names = {name for name, _ in fitting}
+    if len({output.shape for output in outputs if output.name in names}) != 1:
         raise no_map(outputs, f"one output with a map in the proportions of the input, {size[0]}x{size[1]}")
     return fitting[0]
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # with cameras and HTTP, which a job's child does without
 
 # Returns the outputs for a frame, and the answer in its pixels.
 See = Callable[[Picture], tuple[Mapping[str, Array], Any]]
+_TILES = 32  # along each side of a frame that is put in disorder
 
 
 class ModelTask(ABC):
@@ -108,6 +109,11 @@ class ModelTask(ABC):
         return 0.0, 0.0
 
     @property
+    def expects_crops(self) -> bool:
+        """Whether a frame is to be the crop of one object: another `resize` moves the object, and is no mistake."""
+        return False
+
+    @property
     def can_be_sure(self) -> bool:
         """Whether an answer says how sure the model is, which `confirmed` measures."""
         return type(self).confirmed is not ModelTask.confirmed
@@ -159,3 +165,22 @@ class ModelTask(ABC):
 def image_of(batch: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of a batch of one without their batch axis."""
     return {name: output[0] for name, output in batch.items()}
+
+
+def mirrored(image: Picture) -> Picture:
+    """Return a copy of a frame with left and right exchanged."""
+    return np.ascontiguousarray(image[:, ::-1])
+
+
+def disordered(image: Picture) -> Picture:
+    """Return a copy of a frame whose tiles have changed places; the strip that fills no tile stays."""
+    height, width = (max(1, side // _TILES) for side in image.shape[:2])
+    rows, columns = image.shape[0] // height, image.shape[1] // width
+    whole = image[: rows * height, : columns * width]
+    tiles = whole.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
+    shuffled = tiles[np.random.default_rng(0).permutation(len(tiles))]
+    copy: Picture = image.copy()
+    copy[: rows * height, : columns * width] = (
+        shuffled.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(whole.shape)
+    )
+    return copy

@@ -34,11 +34,20 @@ def test_each_kind_is_tried_once_and_never_what_is_there_already() -> None:
         "values 0 to 1",
         "values -1 to 1",
         "values as for ImageNet",
+        "values as for ImageNet's RGB",
     ]
+    assert "values as for ImageNet's RGB" not in names(base(color="rgb"))
     assert "values -1 to 1" not in names(base(mean=(127.0,), std=(128.0,))), "nearly the same"
     assert not any(name.startswith("color") for name in names(base(color="gray")))
     assert not any(name.startswith("values") for name in names(base(), is_bytes=True))
     assert not any(name.startswith("resize") for name in names(base(resize="pad")))
+
+
+@pytest.mark.parametrize(("decoder", "is_tried"), [("heatmaps", False), ("landmarks", False), ("yolov8", True)])
+def test_where_the_one_object_of_a_crop_lies_is_no_mistake(decoder: str, is_tried: bool) -> None:
+    keys = {"path": "m.onnx", "task": "pose", "decoder": decoder, "keypoints": 17}
+    of_pose = unchanged(ModelSpec.model_validate(keys), is_guessed=False)
+    assert any(name.startswith("resize") for name in names(of_pose)) == is_tried
 
 
 @pytest.mark.parametrize(("color", "means"), [("rgb", (0.485, 0.456, 0.406)), ("bgr", (0.406, 0.456, 0.485))])

@@ -14,12 +14,14 @@ import pytest
 import yaml
 from bench import Bench
 from lab import SPECS
+from model_families import depth, family
 from places import ROOT
 from zoo import Net
 
 from agent.inspection.check import Check, run_check
 from agent.inspection.sureness import Sureness, compare
-from agent.vision.tasks.classify import disordered
+from agent.vision.tasks.task import disordered
+from benchmarks.spec_check import OTHERS
 from examples.street.scene import Street
 from fleet.cli.main import main
 
@@ -131,6 +133,14 @@ def test_a_raw_model_is_shown_and_not_compared(bench: Bench) -> None:
     assert (bench / "raw.png").stat().st_size > 1000
 
 
+def test_a_depth_model_is_drawn_and_not_judged(bench: Bench) -> None:
+    model = bench.spec("depth", family(depth), task="depth", labels=[], depth="relative")
+    found = bench.json("check", model, "--frames", bench / "clip.avi", "-o", bench / "depth.png")
+    assert "a depth model does not say how sure it is" in found["verdict"]
+    assert found["answer"].keys() == {"depth"}
+    assert found["specs"][0]["sureness"] is None
+
+
 def test_a_long_or_hostile_name_is_printed_whole(bench: Bench) -> None:
     name = "/head/[bold]very" + "/long" * 20
     net = Net((1, 3, 8, 8))
@@ -184,6 +194,8 @@ REAL: dict[str, tuple[str, dict[str, Any]]] = {
     "yolox_nano": ("vid_vehicle_surveillance_640x352.mp4", {"color": "rgb", "scale": 1 / 255}),
     "ultraface": ("vid_face_asl_walk_640x480.mkv", {"mean": [0], "std": [1]}),
     "resnet20": ("img_cifar10_test_A_3000.zip", {"mean": [0], "std": [1], "scale": 1.0}),
+    "selfie": ("vid_face_asl_walk_640x480.mkv", {"scale": 1.0}),
+    "ppocr": ("img_icdar15_mmocr_10_labelled.zip", {"mean": [0], "std": [1], "scale": 1.0}),
 }
 
 
@@ -192,7 +204,8 @@ REAL: dict[str, tuple[str, dict[str, Any]]] = {
 def test_real_models(name: str, tmp_path: Path, shared_data: Path) -> None:
     """The right spec is left alone, a wrong one is not: the verdict is as sure as the right spec."""
     frames, wrong = REAL[name]
-    spec: dict[str, Any] = {**SPECS[name], "path": str(shared_data / SPECS[name]["path"])}
+    spec: dict[str, Any] = json.loads(json.dumps(SPECS.get(name) or OTHERS[name]))
+    spec["path"] = str(shared_data / spec["path"])
     with zipfile.ZipFile(shared_data / "img_coco_train2017_first128_labelled.zip") as archive:
         (tmp_path / "coco.txt").write_bytes(archive.read("classes.txt"))
     path = tmp_path / "model.yaml"

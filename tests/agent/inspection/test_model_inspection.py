@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,33 @@ from model_families import (
     DETECTORS,
     IMAGE,
     KEYPOINTS,
+    OF_PROJECTS,
     OTHERS,
     SEGMENTERS,
     ULTRALYTICS,
     Family,
+    blazepose,
     classifier,
     deformable_detr,
+    depth,
     detr,
+    espnet,
     family,
+    mediapipe_mask,
+    mobile_pose,
     one_mask,
+    paddle_text,
     rf_detr,
     rtdetr,
     rtdetr_deployed,
     rtdetr_older_rows,
     rtdetr_rows,
+    simple_baseline,
     squeezed_classifier,
     squeezed_softmax,
     ssd,
     ssd_offsets,
+    unet,
     yolo26_seg,
     yolov8,
     yolov8_seg,
@@ -51,14 +61,17 @@ from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model, write_spec
 from agent.inspection.spec_guess import class_names, fitting_heads
 from agent.models.model import open_model
+from agent.vision.fidelity import fidelity
 from agent.vision.preprocess import network_input
 from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
+from agent.vision.task import VisionTask
 from agent.vision.tasks.classify import Classification
 from agent.vision.tasks.opening import open_task
 from agent.vision.tasks.segment import LabelMap
 from engines.graph.load import image_input, load_model
 from engines.interface import TensorSpec
 from engines.preprocessing import Layout, PixelType
+from engines.registry import open_backend
 
 
 def saved(folder: Path, model: ModelProto) -> Path:
@@ -107,6 +120,45 @@ def test_a_map_of_classes_is_known_and_decoded(make: Family, tmp_path: Path) -> 
     tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
     answer = open_task(spec).open_decoder(IMAGE[2:], tensors)(outputs)
     assert isinstance(answer, LabelMap)
+
+
+@pytest.mark.parametrize("make", OF_PROJECTS)
+def test_models_of_other_projects_are_known_and_decoded(make: Family, tmp_path: Path) -> None:
+    """Their tasks, keys and images; the graph itself is one that is served."""
+    shape, keys, image = OF_PROJECTS[make]
+    model = family(make, shape)
+    spec = written(saved(tmp_path, model), tmp_path)
+    assert {key: getattr(spec, key) for key in keys} == keys
+    assert spec.input == InputSpec(**image)
+    with closing(open_backend("onnxruntime").load(open_model(spec).master.SerializeToString())) as engine:
+        answer, _ = VisionTask(spec, engine.inputs, engine.outputs).infer(engine, np.zeros((64, 96, 3), np.uint8))
+    assert 0.0 <= fidelity(answer, answer).value <= 1.0
+
+
+REAL_TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "seg_selfie_mediapipe_256_fp32.onnx": OF_PROJECTS[mediapipe_mask][1:],
+    "pose_blazepose_lite_256_fp32.onnx": OF_PROJECTS[blazepose][1:],
+    "pose_cpm_192_aic14_fp32.onnx": OF_PROJECTS[mobile_pose][1:],
+    "seg_espnet_camvid_360x480_fp32.onnx": OF_PROJECTS[espnet][1:],
+    "text_ppocrv3_det_dynamic_fp32.onnx": OF_PROJECTS[paddle_text][1:],
+}
+
+
+@pytest.mark.parametrize("name", REAL_TASKS)
+def test_real_models_of_other_tasks_are_guessed_as_their_projects_have_them(
+    name: str, shared_data: Path, tmp_path: Path
+) -> None:
+    keys, image = REAL_TASKS[name]
+    spec = written(shared_data / name, tmp_path)
+    assert {key: getattr(spec, key) for key in keys} == keys
+    assert spec.input == InputSpec(**image)
+
+
+def test_a_guess_that_may_mean_something_else_says_what(tmp_path: Path) -> None:
+    for make, other in ((unet, "a depth"), (one_mask, "text (obb"), (simple_baseline, "segment"), (depth, "scale")):
+        guess = inspect_model(saved(tmp_path, family(make))).guesses[0]
+        assert guess.sureness in ("likely", "guess")
+        assert other in guess.reason
 
 
 @pytest.mark.parametrize("make", ULTRALYTICS)

@@ -159,6 +159,8 @@ def opened(name: str, shapes: dict[str, tuple[int, ...]]) -> Decoder:
         ("yunet", yunet_shapes(obj_8=(1, 63, 1))),
         ("yunet", yunet_shapes(obj_32=(1, 4, 2))),
         ("yunet", {name: shape for name, shape in yunet_shapes().items() if "32" not in name}),
+        ("torchvision", {"boxes": (None, 4), "scores": (None,)}),
+        ("torchvision", {"boxes": (9, 4), "scores": (9,), "more": (9,)}),
     ],
 )
 def test_outputs_of_other_shapes_are_refused(name: str, shapes: dict[str, tuple[int, ...]]) -> None:

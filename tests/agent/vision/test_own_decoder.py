@@ -89,7 +89,7 @@ def test_a_built_in_decoder_is_never_overridden(site: Path) -> None:
 
 def test_an_unknown_name_lists_what_there_is(site: Path) -> None:
     install(site, "my_decoder", {"mine": "my_decoder:decode", "yolox": "my_decoder:decode"})
-    with pytest.raises(ConfigError, match=r"expected yolox, yolov5, .*, yunet, mine, 'package\.module:function'"):
+    with pytest.raises(ConfigError, match=r"expected yolox, yolov5, .*, mine, 'package\.module:function'"):
         spec("mien")
 
 

@@ -111,6 +111,25 @@ def test_ssd(height: int, width: int, classes: int, count: int, seed: int, least
     plain.assert_same(found_by("ssd", size, least, boxes=boxes, scores=scores), plain.ssd(boxes, scores, size, least))
 
 
+@given(st.integers(0, 9), SEEDS, LEAST)
+def test_torchvision(count: int, seed: int, least: float) -> None:
+    """Frames without an object, too: no output has an axis for the image."""
+    random = np.random.default_rng(seed)
+    boxes, scores = random.random((count, 4), np.float32) * 300, random.random(count, np.float32)
+    boxes[:, 2:] += boxes[:, :2]
+    outputs: dict[str, Array] = {"boxes": boxes, "scores": scores, "labels": random.integers(1, 91, count)}
+    plain.assert_same(
+        found_by("torchvision", (320, 320), least, **outputs),
+        plain.torchvision(boxes, outputs["labels"], scores, least),
+    )
+    spec = ModelSpec(path=Path("a.onnx"), task="detect", decoder="torchvision", score_threshold=least)
+    open_shapes = {"boxes": (None, 4), "scores": (None,), "labels": (None,)}
+    tensors = [TensorSpec(name, outputs[name].dtype, shape) for name, shape in open_shapes.items()]
+    answer = open_task(spec).open_decoder((320, 320), tensors)(outputs)
+    assert isinstance(answer, Detections)
+    assert sorted(answer.scores.tolist()) == sorted(scores[scores > least].tolist())
+
+
 @given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), SEEDS, LEAST)
 def test_fastestdet(height: int, width: int, classes: int, rows: int, columns: int, seed: int, least: float) -> None:
     random, size = np.random.default_rng(seed), (height, width)

@@ -273,6 +273,39 @@ def test_refuses_a_master_with_other_results() -> None:
         prepare(residual_net(), lambda _model, _batch: next(results))
 
 
+@pytest.mark.parametrize(
+    ("operator", "noise", "is_same"), [("Sigmoid", 2e-7, True), ("Sigmoid", 2e-4, False), ("Relu", 2e-7, False)]
+)
+def test_probabilities_next_to_zero_are_compared_by_one(operator: str, noise: float, is_same: bool) -> None:
+    """A text detector sees none in noise: rounding alone is a thousandth of its largest probability."""
+    net = Net()
+    model = net.model(net.node(operator, net.conv("image", 3, 1)))
+    answers = [np.full((1, 1, 8, 8), 3e-4), np.full((1, 1, 8, 8), 3e-4 + noise)]
+
+    def runs(graph: ModelProto, _: Any) -> dict[str, Any]:
+        return {graph.graph.output[0].name: answers.pop(0)}
+
+    if is_same:
+        prepare(model, runs)
+    else:
+        with pytest.raises(EngineError, match=r"model\.pass"):
+            prepare(model, runs)
+
+
+@pytest.mark.parametrize("opset", [12, 13])
+def test_open_dimensions_of_paddle_are_open(opset: int, tmp_path: Path) -> None:
+    """Paddle2ONNX writes -1 and "?"; two dimensions of one name would have to be equal."""
+    net = Net((1, 3, "height", "width"))
+    model = net.model(net.node("Sigmoid", net.conv("image", 3, 1)), opset=opset)
+    batch, _, height, width = model.graph.input[0].type.tensor_type.shape.dim
+    batch.dim_value, height.dim_param, width.dim_param = -1, "?", "?"
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    loaded = load_model(tmp_path / "model.onnx")
+    assert image_input(loaded).shape == (None, 3, None, None)
+    assert not any(each.dim_param for each in loaded.graph.input[0].type.tensor_type.shape.dim)
+    assert image_input(prepare(loaded, run, (1, 3, 8, 16))).shape == (None, 3, None, None)
+
+
 def test_refuses_a_pass_that_breaks_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose_a_node(model: ModelProto) -> ModelProto:
         del model.graph.node[0]
