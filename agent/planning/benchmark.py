@@ -135,7 +135,7 @@ def run_benchmark(
             entries.append(Entry(name, FLOAT, error.found))
             continue
         with stage(f"planning for {name}") as show:
-            plan = _plan(model, scene, open_simulator(backend, threads), max_loss, show)
+            plan = plan_by_work(model, scene, open_simulator(backend, threads), max_loss, show)
         built, missing = _build_all(model, backend, calibration, plan)
         made += built
         entries += missing
@@ -176,7 +176,7 @@ def _calibrate(
     return calibrate(model, observed, "entropy", collection.frames, name, embedded, collection.extremes), inputs
 
 
-def _plan(model: Model, scene: Scene, embedded: Backend, max_loss: float, show: Progress) -> PrecisionPlan:
+def plan_by_work(model: Model, scene: Scene, embedded: Backend, max_loss: float, show: Progress) -> PrecisionPlan:
     """Return the plan that a job would build first."""
 
     def by_work(grouping: Grouping, _: Repairs, __: Progress, ___: HasTime) -> GroupCosts:

@@ -160,11 +160,15 @@ class Segment(ModelTask):
 
     def evaluation(self, answered: Iterable[tuple[LabelMap, Classes]]) -> Evaluation:
         """Return the mean IoU over classes, of the confusions of all images together, and the share of right pixels."""
+        from agent.vision.datasets.mask_images import NO_CLASS, NOT_COUNTED
+
         images, counts = 0, np.zeros((1, 1), np.int64)
         for answer, truth in answered:
             images += 1
             classes = answer.resized((truth.shape[0], truth.shape[1])).classes
-            counts = _sum(counts, confusion(np.where(truth == NOTHING, np.int16(NOTHING), classes), truth))
+            counted = truth != NOT_COUNTED
+            shown_there = np.where(truth == NO_CLASS, np.int16(NOTHING), truth)
+            counts = _sum(counts, confusion(classes[counted], shown_there[counted]))
         shown = counts[1:].sum(axis=1)
         if not shown.any():
             found_text = f"no labelled pixel in {images} images"
@@ -173,7 +177,7 @@ class Segment(ModelTask):
             )
         ious = class_ious(counts)
         labelled = np.flatnonzero(shown)
-        right = np.diag(counts)[1:].sum() / shown.sum()
+        right = np.trace(counts) / counts.sum()
         by_class = [ClassScore(int(each), float(ious[each]), int(shown[each])) for each in labelled]
         scores = {"miou": float(ious[labelled].mean()), "pixel_accuracy": float(right)}
         return Evaluation(self.spec.task, images, scores, by_class=by_class, class_score="iou", class_unit="pixels")

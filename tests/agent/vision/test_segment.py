@@ -185,6 +185,21 @@ def test_scores_are_of_all_images_together(tmp_path: Path) -> None:
     assert evaluation.scores["miou"] == pytest.approx(np.mean(expected))
 
 
+def test_pixels_that_a_mask_invents_count(tmp_path: Path) -> None:
+    """The left half shows the class, the upper rows are not labelled, and the model sees it in three quarters."""
+    truth, found = np.ones(SIZE, np.uint8), np.full(SIZE, NOTHING)
+    truth[:, :16], truth[:2], found[:, :24] = 0, 255, 0
+    write(tmp_path, "images/a.png", np.zeros((*SIZE, 3), np.uint8))
+    write(tmp_path, "masks/a.png", truth)
+    task = open_task(spec("person"))
+    ((_, label),) = task.labelled_images(tmp_path)
+    scores = task.evaluation([(of(found), label)]).scores
+    assert scores == pytest.approx({"miou": 2 / 3, "pixel_accuracy": 3 / 4})
+    of_two = open_task(spec("person", "car"))
+    ((_, label),) = of_two.labelled_images(tmp_path)
+    assert of_two.evaluation([(of(found), label)]).scores["miou"] == pytest.approx(1 / 3), "1 is a car there"
+
+
 def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "a.png", np.zeros((*SIZE, 3), np.uint8))
     with pytest.raises(DatasetError, match=r"dataset\.label: no mask"):
