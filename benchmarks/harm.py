@@ -125,9 +125,7 @@ def sections(found: Sequence[Harmed], every: bool) -> Iterator[Section]:
         drops = [harm.drop for harm in each.harms]
         extremes = f"{min(drops):.1f}", f"{max(drops):.1f}"
         told = (_shown(each.highest_fidelity), _shown(each.loss_of_a_point))
-        table.rows.append(
-            (each.name, each.task, str(len(drops)), *extremes, f"{each.correlation:.2f}", *told)
-        )
+        table.rows.append((each.name, each.task, str(len(drops)), *extremes, f"{each.correlation:.2f}", *told))
     yield table
     for each in found if every else ():
         rows = [

@@ -125,7 +125,9 @@ def _faces(folder: Path) -> tuple[Path, Path]:
             rows = []
             for box in image.iter("box"):
                 left, top, wide, high = (float(box.attrib[key]) for key in ("left", "top", "width", "height"))
-                rows.append(_row(0, ((left + wide / 2) / width, (top + high / 2) / height, wide / width, high / height)))
+                rows.append(
+                    _row(0, ((left + wide / 2) / width, (top + high / 2) / height, wide / width, high / height))
+                )
             (root / image.attrib["file"]).with_suffix(".txt").write_text("\n".join(rows))
     return DATA / _FACE_CLIP, root
 
@@ -295,6 +297,7 @@ RECIPES: Mapping[str, _Recipe] = {
             "task": "pose",
             "decoder": "heatmaps",
             "keypoints": 14,
+            "score_threshold": 0.1,  # its maps peak at some 0.3
             "sigmas": _sigmas(_CPM, 14),
             "input": {"resize": "stretch"},
         },
@@ -306,6 +309,7 @@ RECIPES: Mapping[str, _Recipe] = {
             "task": "pose",
             "decoder": "landmarks",
             "keypoints": 39,
+            "score_threshold": 0.1,
             "sigmas": _sigmas(_BLAZEPOSE, 39),
             "input": _RGB,
         },

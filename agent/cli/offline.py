@@ -381,9 +381,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         result.update({f"map_{size}": value for size, value in result.pop("by_size", {}).items()})
     print_result(options, result)
     if by_class:
-        rows = [(each["label"], str(each["objects"]), f"{each['map']:.4f}") for each in by_class]
+        unit, score = list(by_class[0])[2:]  # behind the class and its label
+        rows = [(each["label"], str(each[unit]), f"{each[score]:.4f}") for each in by_class]
         console = table_console()
-        console.print(tabulate(("class", "objects", "map"), rows, console.width, right=("objects", "map")))
+        console.print(tabulate(("class", unit, score), rows, console.width, right=(unit, score)))
     return 0
 
 

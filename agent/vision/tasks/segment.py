@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
-from agent.vision.answer import Answer, Decoder, ServedClass
+from agent.vision.answer import Answer, ClassOverlap, Decoder, ServedClass
 from agent.vision.boxes import Size
 from agent.vision.drawing import COLORS, Picture
 from agent.vision.policy import Policy
@@ -75,6 +75,11 @@ class LabelMap(Answer):
             instead = None if most in (NOTHING, each) else most
             pairs.append((each, each if ious[each] >= _SAME_CLASS else instead))
         return pairs
+
+    def overlaps_by_class(self, served: LabelMap | None) -> list[ClassOverlap]:
+        found = served.classes if served is not None else np.full_like(self.classes, NOTHING)
+        both, either = _areas(confusion(found, self.classes))
+        return [(int(each), int(both[each]), int(either[each])) for each in either.nonzero()[0]]
 
     def in_frame(self, geometry: Geometry | None) -> LabelMap:
         """Return the part of the map that the frame covers, at the map's own resolution."""
@@ -180,7 +185,15 @@ class Segment(ModelTask):
         right = np.trace(counts) / counts.sum()
         by_class = [ClassScore(int(each), float(ious[each]), int(shown[each])) for each in labelled]
         scores = {"miou": float(ious[labelled].mean()), "pixel_accuracy": float(right)}
-        return Evaluation(self.spec.task, images, scores, by_class=by_class, class_score="iou", class_unit="pixels")
+        return Evaluation(
+            self.spec.task,
+            images,
+            scores,
+            by_class=by_class,
+            class_score="iou",
+            class_unit="pixels",
+            names_worst=len(by_class) > 1,
+        )
 
 
 def confusion(served: Classes, reference: Classes) -> NDArray[np.int64]:
@@ -195,10 +208,15 @@ def confusion(served: Classes, reference: Classes) -> NDArray[np.int64]:
 
 def class_ious(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the IoU of each class, (classes,), from a confusion; NaN for a class that is in neither map."""
-    both = np.diag(counts)[1:].astype(np.float64)
-    either = counts.sum(axis=0)[1:] + counts.sum(axis=1)[1:] - both
+    both, either = _areas(counts)
     ious: NDArray[np.float64] = np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
     return ious
+
+
+def _areas(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many pixels have each class in both maps, and in either, from a confusion; (classes,) each."""
+    both = np.diag(counts)[1:]
+    return both, counts.sum(axis=0)[1:] + counts.sum(axis=1)[1:] - both
 
 
 def _sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:

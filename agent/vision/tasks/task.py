@@ -44,6 +44,7 @@ class ModelTask(ABC):
         nvinfer_network_type: DeepStream's number: 1 for a classifier; 100 hands out raw tensors.
         labels: What a frame's label is; None: a frame cannot be labelled.
         policy_keys: Those of a policy that apply to answers.
+        max_loss: The loss, 1 - mean fidelity, that a daemon accepts unless `recalibration.max_loss` says another.
     """
 
     decoders: ClassVar[tuple[str, ...]] = ()
@@ -55,6 +56,7 @@ class ModelTask(ABC):
     nvinfer_network_type: ClassVar[int] = 100
     labels: ClassVar[LabelKind[Any, Any] | None] = None
     policy_keys: ClassVar[frozenset[str]] = frozenset()
+    max_loss: ClassVar[float] = 0.1
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec

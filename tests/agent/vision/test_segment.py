@@ -11,6 +11,7 @@ import pytest
 
 from agent.common.errors import ConfigError, DatasetError
 from agent.vision.datasets.mask_images import MaskImages
+from agent.vision.fidelity import PooledIou
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
@@ -109,6 +110,28 @@ def test_two_empty_masks_agree_and_one_does_not() -> None:
     nothing, person = of(np.full(SIZE, NOTHING)), of(np.zeros(SIZE))
     assert (nothing.is_empty, person.is_empty) == (True, False)
     assert (nothing.fidelity(nothing), person.fidelity(nothing), nothing.fidelity(person)) == (1.0, 0.0, 0.0)
+
+
+def test_classes_of_many_frames_count_by_their_pixels() -> None:
+    """A class that covers one pixel of a frame, and another frame's half, is lost in the first: hardly anything."""
+    first, second = street(), street()
+    first[first == POLE] = SKY
+    second[12:] = POLE
+    served = first.copy()
+    first[0, 0] = POLE
+    pooled = PooledIou()
+    for reference, found in ((first, served), (second, second)):
+        pooled.add(of(reference).overlaps_by_class(of(found)))
+    whole, answered = np.vstack((first, second)), np.vstack((served, second))
+    expected = {
+        name: ((whole == number) & (answered == number)).sum() / ((whole == number) | (answered == number)).sum()
+        for number, name in enumerate(("sky", "road", "pole"))
+    }
+    ious = pooled.by_class(spec("sky", "road", "pole").label)
+    assert ious == pytest.approx(expected)
+    assert next(iter(ious)) == min(expected, key=lambda name: expected[name])
+    assert of(served).fidelity(of(first)) < 0.67 < 0.99 < ious["pole"]
+    assert of(second).overlaps_by_class(None) == [(each, 0, int((second == each).sum())) for each in (SKY, POLE)]
 
 
 def test_a_class_is_served_as_itself_or_as_what_covers_it() -> None:
