@@ -1,4 +1,4 @@
-"""Does the loss of each task see harm? Models are damaged more and more: their loss, beside the accuracy that they lose.
+"""Does the loss of each task see harm? Models are damaged more and more: loss beside accuracy.
 
     python -m benchmarks.harm [--models espnet ...] [--every] [--json | --markdown]
     python -m benchmarks.harm --spec MODEL.yaml --frames SRC --dataset LABELLED
@@ -86,7 +86,7 @@ class Harmed:
 def harmed(model: TaskModel, threads: int, folder: Path) -> Harmed:
     """Damage a model in every way, and score it."""
     judge = Judge(model, threads)
-    in_float, harms = judge.float, list[Harm]()
+    in_float, harms = judge.in_float, list[Harm]()
 
     def note(kind: str, size: float, scored: Scored) -> None:
         harms.append(Harm(kind, size, 100.0 * (in_float.accuracy - scored.accuracy), scored.loss))

@@ -24,6 +24,7 @@ from agent.vision.tasks.pose import COCO_SIGMAS
 from benchmarks.models import DATA, MODELS, UNIT
 
 Image = NDArray[np.uint8]
+Places = NDArray[np.float64]  # x y in the last axis
 
 _COCO, _LABELS = "img_coco_train2017_first128_labelled.zip", "lbl_coco_train2017_first128_seg_kpt.zip"
 _CAMVID, _FACES = "img_camvid_dev_59_labelled.zip", "img_faces_dlib_9_labelled.zip"
@@ -39,7 +40,9 @@ _CIFAR_EACH = 100  # images of each class that are scored
 # Which of COCO's 17 key points a model's point is.
 _CPM = {2: 6, 3: 8, 4: 10, 5: 5, 6: 7, 7: 9, 8: 12, 9: 14, 10: 16, 11: 11, 12: 13, 13: 15}
 _BLAZEPOSE = dict(zip((0, 2, 5, 7, 8, *range(11, 17), *range(23, 29)), range(17), strict=True))
-_CAMVID_LABELS = "sky building pole road pavement tree sign fence car pedestrian bicyclist".split()
+_CAMVID_CLASSES = (
+    "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
+)  # fmt: skip
 _OTHER_SIGMA = 0.05
 
 
@@ -151,7 +154,7 @@ def _persons_masks(folder: Path) -> tuple[Path, Path]:
     for photo in sorted(photos.iterdir()):
         mask = masks / f"{photo.stem}.png"
         numbers = cv2.imread(str(mask), cv2.IMREAD_UNCHANGED) if mask.exists() else np.zeros((1, 1), np.uint8)
-        if (numbers == _PERSON).mean() < _PERSON_SHARE:
+        if np.mean(numbers == _PERSON) < _PERSON_SHARE:
             photo.rename(calibrate / photo.name)
             continue
         photo.rename(dataset / "images" / photo.name)
@@ -191,7 +194,7 @@ def _persons(points: Mapping[int, int], count: int) -> Callable[[Path], tuple[Pa
     return write
 
 
-def _crop(image: Image, box: NDArray[np.float64]) -> tuple[Image, Callable[[NDArray[np.float64]], NDArray[np.float64]]]:
+def _crop(image: Image, box: NDArray[np.float64]) -> tuple[Image, Callable[[Places], Places]]:
     """Return the square around a box, with zeros beyond the photo, and the map of fractions of the photo to its own.
 
     box: cx cy w h in fractions of the photo.
@@ -199,10 +202,15 @@ def _crop(image: Image, box: NDArray[np.float64]) -> tuple[Image, Callable[[NDAr
     size = np.array((image.shape[1], image.shape[0]), np.float64)
     side = max(2, round(_CROP * float((box[2:] * size).max())))
     corner = np.round(box[:2] * size - side / 2).astype(int)
-    padded = cv2.copyMakeBorder(image, side, side, side, side, cv2.BORDER_CONSTANT)
+    padded = np.asarray(cv2.copyMakeBorder(image, side, side, side, side, cv2.BORDER_CONSTANT), np.uint8)
     left, top = corner + side
     square = np.ascontiguousarray(padded[top : top + side, left : left + side])
-    return square, lambda place: (place * size - corner) / side
+
+    def moved(place: Places) -> Places:
+        inside: Places = (place * size - corner) / side
+        return inside
+
+    return square, moved
 
 
 def _text(folder: Path) -> tuple[Path, Path]:
@@ -271,7 +279,7 @@ RECIPES: Mapping[str, _Recipe] = {
         {
             "path": "seg_espnet_camvid_360x480_fp32.onnx",
             "task": "segment",
-            "labels": _CAMVID_LABELS,
+            "labels": list(_CAMVID_CLASSES),
             "input": {
                 "resize": "stretch",
                 "mean": [0.433702, 0.425918, 0.413208],

@@ -78,7 +78,7 @@ class Judge:
         self.backend = open_backend("onnxruntime", BackendOptions(self.threads))
 
     @cached_property
-    def float(self) -> Scored:
+    def in_float(self) -> Scored:
         """The score of the float engine, whose answers are kept."""
         return self.score(self.opened.master.SerializeToString())
 
@@ -141,7 +141,7 @@ def measure(model: TaskModel, max_loss: float | None, threads: int, folder: Path
     """Score a model in float, in plain INT8 and under a job's plan. max_loss: None for its task's own."""
     judge = Judge(model, threads)
     accepted = max_loss or 0.05
-    scored = {FLOAT: judge.float}
+    scored = {FLOAT: judge.in_float}
     calibration, scene = calibrated(judge, folder)
     scored[PLAIN] = judge.int8(ALL_INT8, calibration)
     plan = plan_by_work(judge.opened, scene, judge.backend, accepted, silent)

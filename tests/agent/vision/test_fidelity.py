@@ -83,6 +83,27 @@ def test_the_worst_output_decides() -> None:
     assert sqnr_db(served, reference) == pytest.approx(0.0)
 
 
+@pytest.mark.parametrize("shape", [(1, 6, 100), (1, 100, 6), (1, 6, 9, 12), (1, 9, 12, 6), (1, 3, 8, 8, 6)])
+def test_wrong_scores_beside_large_coordinates_are_seen(shape: tuple[int, ...]) -> None:
+    """Four channels of coordinates, one of scores, and one of scores for a class that is not there."""
+    axis = shape.index(6)
+    table = np.random.default_rng(0).uniform(0.0, 600.0, shape)
+    rows = np.moveaxis(table, axis, -1)
+    rows[..., 4] = np.where(rows[..., 4] > 500.0, 0.9, 0.01)
+    rows[..., 5] = 1e-4
+    reference = RawOutputs({"out": table})
+    found = []
+    for size in (0.001, 0.1, 0.5, 1.0):
+        served = table.copy()
+        np.moveaxis(served, axis, -1)[..., 4:] += np.random.default_rng(1).normal(0.0, size, (*rows.shape[:-1], 2))
+        assert sqnr_db({"out": served}, {"out": table}) > 40.0
+        found.append(RawOutputs({"out": served}).fidelity(reference))
+    assert found == [1.0, 0.0, 0.0, 0.0]
+    wrong = table.copy()
+    np.moveaxis(wrong, axis, -1)[..., :4] += 10.0
+    assert RawOutputs({"out": wrong}).fidelity(reference) == 1.0, "ten pixels of six hundred are 30 dB"
+
+
 @pytest.mark.parametrize(
     ("served", "reference", "expected"),
     [
