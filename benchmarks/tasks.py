@@ -31,6 +31,7 @@ from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, plan_by_work
 from agent.planning.ladder import Scene
 from agent.vision.answer import Answer
 from agent.vision.fidelity import fidelity
+from agent.vision.registry import accepted_loss
 from agent.vision.spec import load_model_spec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.opening import open_task
@@ -140,7 +141,7 @@ class Outcome:
 def measure(model: TaskModel, max_loss: float | None, threads: int, folder: Path) -> Outcome:
     """Score a model in float, in plain INT8 and under a job's plan. max_loss: None for its task's own."""
     judge = Judge(model, threads)
-    accepted = max_loss or 0.05
+    accepted = accepted_loss(judge.opened.spec.task, max_loss)
     scored = {FLOAT: judge.in_float}
     calibration, scene = calibrated(judge, folder)
     scored[PLAIN] = judge.int8(ALL_INT8, calibration)
