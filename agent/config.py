@@ -199,7 +199,7 @@ class HeadroomConfig(Strict):
 
 
 class RecalibrationConfig(Strict):
-    """The answer to an alarm, and the limits of jobs. max_loss: None for that of the model's task."""
+    """The answer to an alarm, and the limits of jobs."""
 
     automatic: bool = True
     raise_precision: bool = True

@@ -1,13 +1,17 @@
 """Does the loss of each task see harm? Models are damaged more and more: loss beside accuracy.
 
-    python -m benchmarks.harm [--models espnet ...] [--every] [--json | --markdown]
+    python -m benchmarks.harm [--models espnet ...] [--every] [--by-overlap] [--json | --markdown]
     python -m benchmarks.harm --spec MODEL.yaml --frames SRC --dataset LABELLED
 
-The models and images are those of benchmarks/tasks.py. Two kinds of damage are planted into each:
+The models and images are those of benchmarks/tasks.py. Three kinds of damage are planted into each:
 
     weights      noise on the weights of every layer, of this share of their root mean square
     activations  plain INT8 whose ranges are this many times those of the calibration: below 1 they clip, above 1 they
                  round more coarsely
+    layers       plain INT8 of this share of the layers, drawn at random
+
+With --by-overlap detectors are compared as objects with shapes are: a match counts as far as the boxes overlap. Where
+the tasks of shapes have no data, this says how that loss goes with accuracy.
 
 A drop is float's accuracy less the damaged model's, in points. Asked is that whatever loses five points never reads as
 a fidelity above 0.98. `the loss of a point` is where the drop, as a rising function of the loss (isotonic regression),
@@ -28,13 +32,15 @@ from onnx import ModelProto, numpy_helper
 from scipy.optimize import isotonic_regression
 from scipy.stats import spearmanr
 
+from agent.vision.tasks.shapes import Shapes
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from benchmarks.task_models import TaskModel
 from benchmarks.tasks import Judge, Scored, add_model_options, calibrated, chosen_models
-from calibrate.plan import ALL_INT8
+from calibrate.plan import ALL_INT8, PrecisionPlan
 
-WEIGHTS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
+WEIGHTS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 RANGES = (0.125, 0.25, 0.5, 0.75, 1.0, 2.0, 4.0, 8.0, 16.0)
+LAYERS = (0.1, 0.2, 0.4, 0.6, 0.8)
 _SEED = 0
 _FALL, _MOST_FIDELITY = 5.0, 0.98  # points, and the fidelity that such a fall must not exceed
 _POINT = 1.0
@@ -83,13 +89,13 @@ class Harmed:
         return float(losses[before] + share * (losses[after] - losses[before]))
 
 
-def harmed(model: TaskModel, threads: int, folder: Path) -> Harmed:
+def harmed(model: TaskModel, threads: int, folder: Path, by_overlap: bool) -> Harmed:
     """Damage a model in every way, and score it."""
-    judge = Judge(model, threads)
-    in_float, harms = judge.in_float, list[Harm]()
+    judge = Judge(model, threads, Shapes.fidelity) if by_overlap else Judge(model, threads)
+    accuracy, harms = judge.in_float.accuracy, list[Harm]()
 
     def note(kind: str, size: float, scored: Scored) -> None:
-        harms.append(Harm(kind, size, 100.0 * (in_float.accuracy - scored.accuracy), scored.loss))
+        harms.append(Harm(kind, size, 100.0 * (accuracy - scored.accuracy), scored.loss))
         print(f"{model.name}: {harms[-1]}", file=sys.stderr)
 
     for size in WEIGHTS:
@@ -98,6 +104,11 @@ def harmed(model: TaskModel, threads: int, folder: Path) -> Harmed:
     for size in RANGES:
         stretched = replace(calibration, amax={name: amax * size for name, amax in calibration.amax.items()})
         note("activations", size, judge.int8(ALL_INT8, stretched))
+    names = sorted(judge.opened.placement.weights)
+    drawn = np.random.default_rng(_SEED).permutation(names).tolist()
+    for size in LAYERS:
+        in_float = dict.fromkeys(drawn[round(size * len(drawn)) :], "not drawn")
+        note("layers", size, judge.int8(PrecisionPlan(in_float), calibration))
     return Harmed(model.name, judge.opened.spec.task, harms)
 
 
@@ -152,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The loss of each task beside the accuracy that is lost.")
     add_model_options(parser)
     parser.add_argument("--every", action="store_true", help="also a table of each model")
+    parser.add_argument("--by-overlap", action="store_true", help="detectors by the overlap of their boxes")
     add_output_option(parser)
     options = parser.parse_args()
     found = list[Harmed]()
@@ -161,7 +173,7 @@ def main() -> None:
                 found.append(Harmed(name, why=model))
             else:
                 (place := Path(folder, "made", name)).mkdir(parents=True)
-                found.append(harmed(model, options.threads, place))
+                found.append(harmed(model, options.threads, place, options.by_overlap))
     publish([*sections(found, options.every), bars_section(bars(found))], options)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -67,10 +67,14 @@ class Scored:
 
 @dataclass
 class Judge:
-    """Score engines of one model on its labelled images, beside the float engine's answers."""
+    """Score engines of one model on its labelled images, beside the float engine's answers.
+
+    compare: Returns the fidelity of an answer to float's.
+    """
 
     model: TaskModel
     threads: int = 1
+    compare: Callable[[Any, Any], float] = lambda served, reference: fidelity(served, reference).value
     _truths: list[Answer] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -103,9 +107,9 @@ class Judge:
             answer = seeing.decode(outputs, tensor.shape)
             if is_float:
                 self._truths.append(answer)
-            agreement = fidelity(answer, self._truths[number])
-            if not agreement.is_empty:
-                fidelities.append(agreement.value)
+            reference = self._truths[number]
+            if not (answer.is_empty and reference.is_empty):
+                fidelities.append(self.compare(answer, reference))
             scored = answer if self.task.evaluation_spec == spec else scoring.decode(outputs, tensor.shape)
             yield scored.in_frame(geometry), truth
 
