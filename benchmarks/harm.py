@@ -81,12 +81,11 @@ class Harmed:
         ordered = sorted(self.harms, key=lambda each: each.loss)
         losses = np.array([0.0, *(each.loss for each in ordered)])
         drops = isotonic_regression([0.0, *(each.drop for each in ordered)]).x
-        after = int(np.searchsorted(drops, _POINT, side="right"))
-        if after == len(drops):
+        if drops[-1] < _POINT:
             return None
-        before = max(after - 1, 0)
-        share = (_POINT - drops[before]) / (drops[after] - drops[before]) if drops[after] > drops[before] else 0.0
-        return float(losses[before] + share * (losses[after] - losses[before]))
+        after = int(np.searchsorted(drops, _POINT))  # at least 1: nothing is lost at a loss of 0
+        share = (_POINT - drops[after - 1]) / (drops[after] - drops[after - 1])
+        return float(losses[after - 1] + share * (losses[after] - losses[after - 1]))
 
 
 def harmed(model: TaskModel, threads: int, folder: Path, by_overlap: bool) -> Harmed:

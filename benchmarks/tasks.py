@@ -44,7 +44,7 @@ from engines.quantise.fusion import int8_macs_share
 from engines.registry import open_backend
 
 _COUNT = 128  # frames that calibrate, at most
-_PLANNED = 32  # of them; every other one tries plans
+_PLANNED = 32  # frames for plans: every other one proposes repairs, the others try
 _POINTS, _SHARE = 2.0, 85.0  # the accuracy that may be lost, and the MACs in INT8 in %
 
 
