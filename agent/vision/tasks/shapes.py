@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
 
 # The loss that tasks of shapes accept without trained models of their own. FastestDet (COCO), whose boxes were compared
-# by panoptic quality, is a point of mAP down at 0.145: python -m benchmarks.harm --by-overlap.
+# by panoptic quality, is a point of mAP down at 0.19: python -m benchmarks.harm --by-overlap.
 OVERLAP_LOSS = 0.15
 _SHOWN = 80  # characters
 _FAR_PX = 1e9
