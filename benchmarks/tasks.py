@@ -218,6 +218,7 @@ def main() -> None:
             else:
                 (place := Path(folder, "made", name)).mkdir(parents=True)
                 outcomes.append(measure(model, options.max_loss, options.threads, place))
+                print(outcomes[-1], file=sys.stderr)
     publish([section(outcomes), bars_section([bar for each in outcomes for bar in bars(each)])], options)
 
 
