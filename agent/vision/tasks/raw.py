@@ -33,6 +33,11 @@ class RawOutputs(Answer):
     least_db: float = 20.0
 
     @property
+    def is_empty(self) -> bool:
+        """True where every value is 0, or there is none: that says nothing of an engine."""
+        return not any(output.any() for output in self.outputs.values())
+
+    @property
     def nbytes(self) -> int:
         return sum(output.nbytes for output in self.outputs.values())
 

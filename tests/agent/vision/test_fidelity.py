@@ -77,6 +77,15 @@ def test_raw_asks_for_an_sqnr() -> None:
     assert fidelity(RawOutputs(far), RawOutputs(reference)) == Fidelity(0.0)
 
 
+@pytest.mark.parametrize("shape", [(1, 4), (1, 0, 6)])
+def test_raw_outputs_without_a_value_prove_nothing(shape: tuple[int, ...]) -> None:
+    nothing, something = (RawOutputs({"out": np.full(shape, value)}) for value in (0.0, 1.0))
+    assert fidelity(nothing, nothing).is_empty
+    if something.outputs["out"].size:
+        assert fidelity(something, nothing) == Fidelity(0.0)
+        assert fidelity(nothing, something) == Fidelity(0.0)
+
+
 def test_the_worst_output_decides() -> None:
     reference = {"large": np.full(9, 1000.0), "small": np.full(9, 0.01)}
     served = {"large": np.full(9, 1000.0), "small": np.full(9, 0.02)}
