@@ -31,8 +31,9 @@ _CAMVID, _FACES = "img_camvid_dev_59_labelled.zip", "img_faces_dlib_9_labelled.z
 _SHAPES, _TEXT = "img_shapes_dev_100_labelled.zip", "img_icdar15_mmocr_10_labelled.zip"
 _CIFAR_TRAIN, _CIFAR_TEST = "img_cifar10_train_calib_500.zip", "img_cifar10_test_A_3000.zip"
 _FACE_CLIP = "vid_face_asl_walk_640x480.mkv"
-_EACH = 4  # every fourth image with boxes or key points calibrates, the others are scored
-_PERSON, _PERSON_SHARE = 1, 0.05  # COCO's number in the masks, and the share of a photo from which on it is scored
+_EACH = 4  # every fourth image with labels calibrates, the others are scored
+_PERSON = 1  # COCO's number in the masks
+_PERSON_SHARE, _LEAST_SHARE = 0.05, 0.01  # shares of a photo from which on it is scored, or calibrates
 _NOT_COUNTED = 255
 _CROP, _LEAST_PX, _LEAST_POINTS = 1.25, 100.0, 8
 _CIFAR_EACH = 100  # images of each class that are scored
@@ -142,8 +143,9 @@ def _camvid(folder: Path) -> tuple[Path, Path]:
 
 
 def _persons_masks(folder: Path) -> tuple[Path, Path]:
-    """Write masks of the class person, 0, beside the photos that show enough of one; the other photos calibrate.
+    """Write masks of the class person, 0, beside the photos that show enough of one; those with less of one calibrate.
 
+    So does every fourth of the others: on photos without a person this model's masks are chance.
     A pixel of another class is 1, and one that nobody labelled does not count.
     """
     photos = _extracted(_COCO, folder / "photos") / "images"
@@ -151,11 +153,15 @@ def _persons_masks(folder: Path) -> tuple[Path, Path]:
     dataset, calibrate = folder / "persons", folder / "calibrate"
     for place in (dataset / "images", dataset / "masks", calibrate):
         place.mkdir(parents=True)
+    enough = 0
     for photo in sorted(photos.iterdir()):
         mask = masks / f"{photo.stem}.png"
         numbers = cv2.imread(str(mask), cv2.IMREAD_UNCHANGED) if mask.exists() else np.zeros((1, 1), np.uint8)
-        if np.mean(numbers == _PERSON) < _PERSON_SHARE:
-            photo.rename(calibrate / photo.name)
+        share = float(np.mean(numbers == _PERSON))
+        enough += share >= _PERSON_SHARE
+        if share < _PERSON_SHARE or enough % _EACH == 0:
+            if share >= _LEAST_SHARE:
+                photo.rename(calibrate / photo.name)
             continue
         photo.rename(dataset / "images" / photo.name)
         levels = np.where(numbers == 0, _NOT_COUNTED, np.where(numbers == _PERSON, 0, 1)).astype(np.uint8)
