@@ -71,7 +71,7 @@ class TrialResult:
     empty_frames: further frames on which neither engine nor reference detects anything; they are no evidence.
     latency_ms, latency_float_ms: medians over the same frames, in turn in one process, after a warm-up.
     confused: pairs of classes above max_loss, though the mean may be small.
-    ious: of each class by name, of all frames together, the worst first; empty without classes of pixels.
+    ious: of each class by name, of all frames together; empty without classes of pixels.
     """
 
     loss: float

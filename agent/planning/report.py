@@ -107,9 +107,9 @@ def show_costs(evidence: Evidence) -> str:
 
 
 def show_ious(ious: Mapping[str, float]) -> str:
-    """Show the mean IoU of all frames together, and the worst class. ious: by class, the worst first, one at least."""
-    worst, iou = next(iter(ious.items()))
-    return f"{sum(ious.values()) / len(ious):.3f} in the mean over classes; the worst is '{worst}', {iou:.3f}"
+    """Show the mean IoU of all frames together, and the worst class. ious: by class, one at least."""
+    worst = min(ious, key=ious.__getitem__)
+    return f"{sum(ious.values()) / len(ious):.3f} in the mean over classes; the worst is '{worst}', {ious[worst]:.3f}"
 
 
 def show_labels(labels: Mapping[str, Any]) -> str:

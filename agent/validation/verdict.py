@@ -91,7 +91,7 @@ class Verdict:
         latency_float_ms: Median of the float engine; None where it was not timed.
         classes: By name, on how many of the frames with a class every object of it was answered as the reference does,
             and how many there were.
-        ious: The IoU of each class of pixels with the reference, by name, of all frames together, the worst first.
+        ious: The IoU of each class of pixels with the reference, by name, of all frames together.
         failed: The tests that it did not pass, of _EXPECTED.
         confused: The pairs of classes that it newly confuses.
     """

@@ -47,6 +47,5 @@ class PooledIou:
             self._either[class_id] += either
 
     def by_class(self, label: Callable[[int], str]) -> dict[str, float]:
-        """Return the IoU of each class by its name, the worst first; none without classes of pixels."""
-        ious = {label(each): self._both[each] / self._either[each] for each in sorted(self._either)}
-        return dict(sorted(ious.items(), key=lambda item: item[1]))
+        """Return the IoU of each class by its name; none without classes of pixels."""
+        return {label(each): self._both[each] / self._either[each] for each in sorted(self._either)}

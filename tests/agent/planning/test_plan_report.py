@@ -49,7 +49,7 @@ def test_ten_seconds_are_enough() -> None:
 def test_the_worst_class_of_pixels_is_named() -> None:
     found = evidence()
     assert "IoU with float" not in printed(found)
-    found["candidates"][1]["trial"]["ious"] = {"pole": 0.5, "road": 1.0}
+    found["candidates"][1]["trial"]["ious"] = {"car": 1.0, "pole": 0.5}
     assert row(printed(found), "IoU") == (
         "IoU with float of all pixels 0.750 in the mean over classes; the worst is 'pole', 0.500"
     )

@@ -197,7 +197,7 @@ def test_a_damaged_engine_has_no_report(job: Path, tmp_path: Path, capsys: pytes
 
 def test_a_searched_plan_shows_the_loss_beside_the_score_on_labels() -> None:
     found = evidence()
-    found["candidates"][1]["trial"]["ious"] = {"pole": 0.5, "road": 1.0}
+    found["candidates"][1]["trial"]["ious"] = {"car": 1.0, "pole": 0.5}
     plan = PrecisionPlan({"head": "why"}, evidence=found)
     facts = plan_facts(plan)
     assert (facts["loss allowed"], facts["score on labels"]) == ("0.050", "map 0.335, float 0.340 (coco.zip)")

@@ -129,7 +129,6 @@ def test_classes_of_many_frames_count_by_their_pixels() -> None:
     }
     ious = pooled.by_class(spec("sky", "road", "pole").label)
     assert ious == pytest.approx(expected)
-    assert next(iter(ious)) == min(expected, key=lambda name: expected[name])
     assert of(served).fidelity(of(first)) < 0.67 < 0.99 < ious["pole"]
     assert of(second).overlaps_by_class(None) == [(each, 0, int((second == each).sum())) for each in (SKY, POLE)]
 
