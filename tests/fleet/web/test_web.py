@@ -118,7 +118,7 @@ def test_a_command_of_another_page_is_refused(any_broker: RealBroker) -> None:
 @pytest.mark.parametrize(("max_loss", "tone"), [(None, "bad"), (0.25, "good"), (0.15, "warning"), ("x", "bad")])
 def test_a_fidelity_is_good_that_the_board_accepts(max_loss: object, tone: str) -> None:
     camera = {"fidelity": {"estimate": 0.84, "low": 0.8, "high": 0.88, "n": 99}}
-    documents = {
+    documents: dict[str, Any] = {
         "telemetry": {"cameras": {"gate": camera}},
         "reported": {"values": {"recalibration.max_loss": max_loss}},
     }
