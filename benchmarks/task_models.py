@@ -275,8 +275,9 @@ RECIPES: Mapping[str, _Recipe] = {
         {
             "path": "det_rtdetr_micro_shapes_96_fp32.onnx",
             "task": "detect",
-            "decoder": "detr",
+            "decoder": "rtdetr",
             "labels": ["circle", "square", "triangle"],
+            "score_threshold": 0.5,
             "input": _RGB,
         },
         _boxes(_SHAPES),
@@ -335,6 +336,7 @@ RECIPES: Mapping[str, _Recipe] = {
             "task": "obb",
             "decoder": "dbnet",
             "labels": ["text"],
+            "score_threshold": 0.5,
             "input": {
                 "resize": "stretch",
                 "scale": UNIT,
