@@ -15,8 +15,8 @@ from agent.vision.detections import Detections, matched_overlaps
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
 
-# The loss that tasks of objects with shapes accept. PP-OCR's oriented boxes are a point of AP down at 0.17. So are boxes
-# of YOLOX-Nano at 0.14, and of FastestDet at 0.19, compared by panoptic quality: benchmarks.harm --by-overlap.
+# The loss that tasks of objects with shapes accept. PP-OCR's oriented boxes are a point of AP down at 0.17. Boxes of
+# YOLOX-Nano are at 0.14, and FastestDet's at 0.19, compared by panoptic quality: benchmarks.harm --by-overlap.
 OVERLAP_LOSS = 0.15
 _SHOWN = 80  # characters
 _FAR_PX = 1e9
