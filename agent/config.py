@@ -36,6 +36,7 @@ from agent.common.schema import (
     verbatim_error,
 )
 from agent.mqtt.config import MqttConfig
+from agent.vision.registry import accepted_loss
 from agent.vision.spec import ModelSpec, load_model_spec, rebase
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
@@ -202,7 +203,7 @@ class RecalibrationConfig(Strict):
 
     automatic: bool = True
     raise_precision: bool = True
-    max_loss: float = Field(default=0.1, ge=0.0, le=1.0)
+    max_loss: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     max_slowdown: Finite = Field(default=1.25, ge=1.0, le=100.0)
     nice: int = Field(default=19, ge=0, le=19)
     timeout_s: Finite = Field(default=900.0, gt=0.0)
@@ -321,6 +322,11 @@ class Config(Strict):
         if "cameras" in info.data and bool(info.data["cameras"]) == (camera is not None):
             raise verbatim_error("expected camera or cameras, got both" if camera is not None else "missing")
         return camera
+
+    @property
+    def max_loss(self) -> float:
+        """The largest accepted loss of fidelity: `recalibration.max_loss`, or that of the model's task."""
+        return accepted_loss(self.model.task, self.recalibration.max_loss)
 
     @property
     def every_camera(self) -> tuple[CameraConfig, ...]:

@@ -23,7 +23,7 @@ from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.collection.collection import CalibrationSet, Collected
 from agent.common.errors import AgentError
-from agent.config import ObserveConfig, PlanningConfig, RecalibrationConfig
+from agent.config import ObserveConfig, PlanningConfig
 from agent.jobs.candidate import run_job
 from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_int8
@@ -33,6 +33,7 @@ from agent.vision.datasets.labelled_images import object_images
 from agent.vision.detections import Detections
 from agent.vision.evaluation import answered
 from agent.vision.fidelity import fidelity
+from agent.vision.registry import accepted_loss
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.average_precision import AveragePrecision
@@ -66,7 +67,7 @@ _DETECTORS = ("fastestdet", "yolox_nano")  # detectors of COCO's classes
 _HELD_OUT = ObserveConfig().held_out
 _SCORED_FRAMES, _SCORED_PHOTOS = 192, 128  # per scene; on 48 frames chance moves a loss by 0.03
 _LEAST_SEEN = 8  # frames with something on them: fewer say nothing of a loss
-_MAX_LOSS = RecalibrationConfig().max_loss
+_MAX_LOSS = accepted_loss("detect", None)
 _MARGIN = 0.02  # beyond max_loss, or beyond plain INT8's loss where that is larger
 _POINTS = 1.0  # points of mAP below FP32
 _SAMPLES = 200  # samples of the bootstrap: photos are drawn with replacement, the same for an engine and for FP32

@@ -25,7 +25,7 @@ EXPORT_FORMATS = (  # as agent.models.export.command has them, which loads ONNX
     *("deepstream", "triton", "tvm", "ppq"),
 )
 SHOWN_DIFFERENCES = 20  # most differences listed for a calibration from another tool's cache
-MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1"
+MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1 (default: that of the model's task)"
 MAX_CONFUSION = "the share of a class that may be confused with one other class, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
 MODEL = "the model's spec; 'tared inspect MODEL.onnx -o MODEL.yaml' writes a first one"
@@ -62,7 +62,7 @@ def add_offline(commands: Any) -> None:
     option(plan, "--calibration", "FILE", "a calibration.json of this model (default: the model brings its own)", Path)
     worst = "given several times, the loss is kept in the worst of them (default: none; a search needs some)"
     option(plan, "--frames", "SRC", f"held out from the calibration: {SOURCES}; {worst}", action="append")
-    option(plan, "--max-loss", "L", MAX_LOSS, number(float, 1e-4, 0.999), default=0.02)
+    option(plan, "--max-loss", "L", MAX_LOSS, number(float, 1e-4, 0.999))
     option(plan, "--max-confusion", "C", MAX_CONFUSION, number(float, 1e-3, 0.999), default=0.1)
     budget = "seconds for the search, which then takes the best certified plan (default: no limit)"
     option(plan, "--budget-s", "S", budget, number(float, 0.0))
@@ -136,7 +136,7 @@ def add_offline(commands: Any) -> None:
     option(benchmark, "model", "MODEL.yaml", MODEL, Path)
     option(benchmark, "--frames", "SRC", SOURCES, required=True)
     option(benchmark, "--count", "N", "frames to run", number(int, 16), default=128)
-    option(benchmark, "--max-loss", "L", MAX_LOSS, number(float, 0.0, 1.0), default=0.1)
+    option(benchmark, "--max-loss", "L", MAX_LOSS, number(float, 0.0, 1.0))
     option(benchmark, "--dataset", "LABELLED", DATASET, Path)
     option(benchmark, "--classes", "NAMES", CLASSES, _names, default=[])
     option(benchmark, "--threads", "N", "CPU threads of each engine", number(int, 1), default=1)
@@ -251,13 +251,18 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
     """
     from agent.planning.command import run_plan
     from agent.planning.search import PlanOptions
+    from agent.vision.registry import task_class
+    from agent.vision.spec import load_model_spec
     from engines.registry import open_simulator
 
     missing = [name for name in ("frames", "output") if getattr(options, name) is None]
     if missing:
         found = f"'tared plan' without --{missing[0]}"
         raise AgentError("cli.arguments", found, "--calibration, --frames and --output", "see 'tared plan --help'")
-    limits = PlanOptions(options.max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
+    max_loss = options.max_loss
+    if max_loss is None:
+        max_loss = task_class(load_model_spec(options.model).task).certified_loss
+    limits = PlanOptions(max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
     backend = _open_backend(options)
     embedded = open_simulator(backend, options.threads)
     plan, result = run_plan(
@@ -381,9 +386,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         result.update({f"map_{size}": value for size, value in result.pop("by_size", {}).items()})
     print_result(options, result)
     if by_class:
-        rows = [(each["label"], str(each["objects"]), f"{each['map']:.4f}") for each in by_class]
+        unit, score = list(by_class[0])[2:]  # behind the class and its label
+        rows = [(each["label"], str(each[unit]), f"{each[score]:.4f}") for each in by_class]
         console = table_console()
-        console.print(tabulate(("class", "objects", "map"), rows, console.width, right=("objects", "map")))
+        console.print(tabulate(("class", unit, score), rows, console.width, right=(unit, score)))
     return 0
 
 

@@ -39,6 +39,7 @@ from agent.models.model import Model, calibrate, check_calibration, check_ranges
 from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
 from agent.results.drawn_frames import open_drawn_frames
 from agent.vision.evaluation import evaluate
+from agent.vision.registry import accepted_loss
 from agent.vision.spec import ModelSpec, load_model_spec
 from agent.vision.task import VisionTask
 from calibrate.errors import TaredError
@@ -145,7 +146,7 @@ def _check_calibration(
         save_calibration(replace(calibration, check={**_conditions(model), "result": asdict(check)}), output)
         return check
 
-    return _checked(check_and_keep, "the calibration's own frames", command)
+    return _checked(check_and_keep, model, "the calibration's own frames", command)
 
 
 def _comparison(
@@ -242,10 +243,10 @@ def _check_build(
             return _kept_check(built, calibration)
         return quick_check(built, calibration, _network_inputs(built, source), show)
 
-    return _checked(check, source.shown if source is not None else "the calibration's own frames", command)
+    return _checked(check, model, source.shown if source is not None else "the calibration's own frames", command)
 
 
-def _checked(make: Callable[[Progress], QuickCheck], frames: str, command: str) -> QuickCheck | None:
+def _checked(make: Callable[[Progress], QuickCheck], model: Model, frames: str, command: str) -> QuickCheck | None:
     """Make a check and print its result; if that fails, print why and return None.
 
     Args:
@@ -262,7 +263,9 @@ def _checked(make: Callable[[Progress], QuickCheck], frames: str, command: str) 
             log.warning("check=failed", exc_info=error)
         say(f"check: not made: {reason}")
         return None
-    remedy = f"; low: '{command}' finds a plan that loses less" if check.is_low else ""
+    remedy = (
+        f"; low: '{command}' finds a plan that loses less" if check.is_low(accepted_loss(model.spec.task, None)) else ""
+    )
     say(f"check: on {frames}: {check.text}{remedy}")
     return check
 
@@ -377,7 +380,9 @@ def run_evaluate(
     ]
     by_size = {size: None if value is None else round(value, 4) for size, value in evaluation.by_size.items()}
     sizes = {"by_size": by_size} if by_size else {}
-    return {**result, **sizes, "by_class": by_class}
+    worst = min(evaluation.by_class, key=lambda each: each.value)
+    named = {"worst_class": spec.label(worst.class_id)} if evaluation.names_worst else {}
+    return {**result, **named, **sizes, "by_class": by_class}
 
 
 @contextmanager

@@ -35,6 +35,7 @@ LIVE = (
     "recalibration.max_slowdown",
     "privacy.preview",
 )
+_IN_FORCE = {"recalibration.max_loss": "max_loss"}  # the value that holds where config.yaml leaves it open
 # Narrower than config.yaml's: nobody may silence a board from afar, or have it flood its broker.
 _BOUNDS = {"mqtt.telemetry_period_s": (0.5, 3600.0)}
 _ONLY_OFF = ("privacy.preview",)  # what may be seen is for the board's owner to permit, in config.yaml
@@ -85,7 +86,7 @@ class Settings:
 
     def reported(self, error: AgentError | None = None) -> Reported:
         """Return the values in force; error: the reason for which the newest `desired` is not."""
-        values = {key: attrgetter(key)(self.config) for key in LIVE}
+        values = {key: attrgetter(_IN_FORCE.get(key, key))(self.config) for key in LIVE}
         return Reported(version=self.version, values=values, error=failure(error) if error is not None else None)
 
     def set(self, values: Mapping[str, JsonValue], authorisation: Authorisation, whole: bool = False) -> None:

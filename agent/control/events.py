@@ -135,7 +135,7 @@ class StateChangeReporter:
             state="low",
             since=state.settled.since,
             gain_db=round(state.drift.serving_db, 2) if state.drift is not None else None,
-            accepted=1.0 - self.config.recalibration.max_loss,
+            accepted=1.0 - self.config.max_loss,
             **asdict(state.settled.interval),
         )
 

@@ -125,7 +125,7 @@ class EngineSwap:
         """
         identity = loaded.artefact.id
         if max_loss is None:
-            max_loss = self.config.recalibration.max_loss
+            max_loss = self.config.max_loss
         probation = Probation(
             self.config.probation,
             self.pipeline.record,

@@ -285,7 +285,7 @@ def is_low(state: CameraState, config: Config) -> bool:
     scales_fit = drift is not None and drift.state == "calm" and drift.serving_db <= config.drift.tolerance_db
     sees = not state.outage and not state.view.trouble
     enough = settled.n >= min(config.calibration.frames, _ENOUGH)
-    return scales_fit and sees and enough and settled.high < 1.0 - config.recalibration.max_loss
+    return scales_fit and sees and enough and settled.high < 1.0 - config.max_loss
 
 
 _LATE_S = 3600.0  # a time of the schedule still counts for so long: the daemon was busy, or not running

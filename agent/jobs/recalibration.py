@@ -284,7 +284,7 @@ class Recalibration:
             state_dir=str(self.config.state_dir),
             serving=None if service.is_degraded else str(service.serving.path),
             float_engine=str(service.serving.path) if service.is_degraded else None,
-            max_loss=self.config.recalibration.max_loss if job.max_loss is None else job.max_loss,
+            max_loss=self.config.max_loss if job.max_loss is None else job.max_loss,
             max_slowdown=self.config.recalibration.max_slowdown,
         )
 

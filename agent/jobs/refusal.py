@@ -61,7 +61,7 @@ def settings_id(
             "frames": frames or calibration.frames,
             "within_s": calibration.within_s,
             "method": method or calibration.method,
-            "max_loss": recalibration.max_loss if max_loss is None else max_loss,
+            "max_loss": config.max_loss if max_loss is None else max_loss,
             "max_slowdown": recalibration.max_slowdown,
             "planning": config.planning.model_dump(mode="json"),
             "probation": config.probation.model_dump(mode="json"),
@@ -76,7 +76,7 @@ def raising_id(config: Config, service: EngineService) -> str:
             "tared": version("tared"),
             "identity": service.identity,
             "origin": service.precision_origin,
-            "max_loss": config.recalibration.max_loss,
+            "max_loss": config.max_loss,
             "planning": config.planning.model_dump(mode="json"),
         }
     )

@@ -107,7 +107,7 @@ def write_reference_job(
         "batch": config.batch.frames,
         "state_dir": str(config.state_dir),
         "serving": str(serving),
-        "max_loss": None if accepted else config.recalibration.max_loss,
+        "max_loss": None if accepted else config.max_loss,
     }
     (directory / REFERENCE).write_text(json.dumps(request), encoding="utf-8")
 

@@ -368,7 +368,7 @@ class CameraMonitor:
             drift.raised_gain_on(drift.recent, _RAISED_TENSORS) if drift.recent else 0.0,
             gains_db,
             relit_db,
-            hour.n > 0 and hour.estimate >= 1.0 - self.config.recalibration.max_loss,
+            hour.n > 0 and hour.estimate >= 1.0 - self.config.max_loss,
             lambda gain_db: self._expected_gain(gain_db, drift.state.onset_ts),
         )
 

@@ -21,6 +21,7 @@ from agent.config import Config
 from agent.models.model import Model, tap_weights
 from agent.monitoring.camera_monitor import CameraMonitor, CameraStates
 from agent.monitoring.drift import Regime
+from agent.vision.registry import accepted_loss
 from engines.calibration import Calibration
 
 _SCHEMA = 2
@@ -159,7 +160,9 @@ class Regimes:
         serving = self._serving
         if serving is None or serving in self.store.known or serving.artefact in self._unwanted:
             return ""
-        least, fidelities = self.config.regimes.fidelity, [state.fidelity for state in states.values()]
+        # Of some tasks a good engine has less: what is accepted of the task may be learned.
+        least = min(self.config.regimes.fidelity, 1.0 - accepted_loss(self.config.model.task, None))
+        fidelities = [state.fidelity for state in states.values()]
         is_faithful = any(each.low >= least for each in fidelities) and all(each.high >= least for each in fidelities)
         if self._dwelt_s < self.config.regimes.dwell_s or not is_faithful:
             return ""

@@ -33,6 +33,7 @@ from agent.planning.ladder import Ladder, LadderOptions, Scene
 from agent.vision.answer import Answer
 from agent.vision.evaluation import evaluate
 from agent.vision.fidelity import fidelity
+from agent.vision.registry import accepted_loss
 from agent.vision.spec import ModelSpec, load_model_spec
 from agent.vision.task import VisionTask
 from calibrate.errors import TaredError
@@ -99,7 +100,7 @@ def run_benchmark(
     frames: str,
     count: int,
     threads: int,
-    max_loss: float,
+    max_loss: float | None,
     dataset: Path | None = None,
     others: Mapping[tuple[str, str], bytes] | None = None,
     as_written: bool = False,
@@ -109,7 +110,7 @@ def run_benchmark(
 
     Args:
         frames: A source, as `parse_source` understands it. count: Frames of it at most, evenly spread.
-        max_loss: What the plan may lose, as recalibration.max_loss.
+        max_loss: What the plan may lose, as recalibration.max_loss; None: that of the model's task.
         dataset: Labelled images, as for `tared evaluate`.
         others: Engines that another tool made, by runtime and name.
         as_written: OpenVINO's INT8 graphs are run on ONNX Runtime, too, which computes them as they are written.
@@ -127,6 +128,7 @@ def run_benchmark(
     embedded = open_backend("onnxruntime", options)
     calibration, inputs = _calibrate(model, calibrating, embedded, frames)
     scene = Scene(calibration, inputs, inputs[1::4])
+    accepted = accepted_loss(model.spec.task, max_loss)
     entries, made = list[Entry](), list[_Made]()
     for name in BACKENDS:
         try:
@@ -135,7 +137,7 @@ def run_benchmark(
             entries.append(Entry(name, FLOAT, error.found))
             continue
         with stage(f"planning for {name}") as show:
-            plan = _plan(model, scene, open_simulator(backend, threads), max_loss, show)
+            plan = plan_by_work(model, scene, open_simulator(backend, threads), accepted, show)
         built, missing = _build_all(model, backend, calibration, plan)
         made += built
         entries += missing
@@ -176,7 +178,7 @@ def _calibrate(
     return calibrate(model, observed, "entropy", collection.frames, name, embedded, collection.extremes), inputs
 
 
-def _plan(model: Model, scene: Scene, embedded: Backend, max_loss: float, show: Progress) -> PrecisionPlan:
+def plan_by_work(model: Model, scene: Scene, embedded: Backend, max_loss: float, show: Progress) -> PrecisionPlan:
     """Return the plan that a job would build first."""
 
     def by_work(grouping: Grouping, _: Repairs, __: Progress, ___: HasTime) -> GroupCosts:

@@ -21,8 +21,8 @@ from agent.common.errors import AgentError
 from agent.common.state_files import Journal
 from agent.planning.frames import RandomFrames
 from agent.validation.confusion import ConfusedPair, Disagreement
-from agent.vision.answer import Answer, ServedClass
-from agent.vision.fidelity import fidelity
+from agent.vision.answer import Answer, ClassOverlap, ServedClass
+from agent.vision.fidelity import PooledIou, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.opening import open_task
@@ -71,6 +71,7 @@ class TrialResult:
     empty_frames: further frames on which neither engine nor reference detects anything; they are no evidence.
     latency_ms, latency_float_ms: medians over the same frames, in turn in one process, after a warm-up.
     confused: pairs of classes above max_loss, though the mean may be small.
+    ious: of each class by name, of all frames together; empty without classes of pixels.
     """
 
     loss: float
@@ -83,6 +84,7 @@ class TrialResult:
     confused: tuple[ConfusedPair, ...]
     accepted: bool
     reason: str
+    ious: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_faster(self) -> bool:
@@ -114,6 +116,7 @@ class Measurement:
     empty: bool
     answers: Sequence[ServedClass]
     latencies_ms: tuple[float, float] | None
+    overlaps: Sequence[ClassOverlap] = ()
 
 
 class Tally:
@@ -123,6 +126,7 @@ class Tally:
         self.bound = LossBound(terms.error)
         self._terms = terms
         self._disagreement = Disagreement()
+        self._pooled = PooledIou()
         self._empty_frames = 0
         self._latencies_ms: list[tuple[float, float]] = []
 
@@ -134,6 +138,7 @@ class Tally:
             return
         self.bound.update(measurement.loss)
         self._disagreement.add(measurement.answers)
+        self._pooled.add(measurement.overlaps)
 
     @property
     def is_decided(self) -> bool:
@@ -182,6 +187,7 @@ class Tally:
             confused=pairs,
             accepted=self._keeps_loss and not self._loses_more and not self._is_futile and worst is None,
             reason=self._reason(worst, ended),
+            ious=self._pooled.by_class(spec.label),
         )
 
     def _reason(self, worst: ConfusedPair | None, ended: str) -> str:
@@ -313,10 +319,11 @@ class Certifier:
             latencies_ms = latency_ms, answered[self.float_engine][1]
         truth = self._truth(index, tensor)
         if not all(np.isfinite(output).all() for output in outputs.values()):
-            return Measurement(1.0, False, truth.pairs(None), latencies_ms)
+            return Measurement(1.0, False, truth.pairs(None), latencies_ms, truth.overlaps_by_class(None))
         served = self._task.answer(outputs, tensor)
         agreement = fidelity(served, truth)
-        return Measurement(1.0 - agreement.value, agreement.is_empty, truth.pairs(served), latencies_ms)
+        overlaps = truth.overlaps_by_class(served)
+        return Measurement(1.0 - agreement.value, agreement.is_empty, truth.pairs(served), latencies_ms, overlaps)
 
     def _truth(self, index: int, tensor: Array) -> Answer:
         """Return the reference's answer. It is kept for the next candidate, unless it may be large."""

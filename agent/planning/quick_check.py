@@ -23,7 +23,6 @@ from engines.registry import open_backend
 CHECKED_FRAMES = 12  # network inputs of (3, 640, 640) take 59 MB
 _CHANNEL_FRAMES = 4  # frames for the worst tensor: enough to find one that ruins a network
 _PASS_BYTES = 32 << 20  # exposed tensors at a time: a check should take little more memory than calibrating
-_LOW_FIDELITY = 0.9  # the least that a daemon accepts by default, 1 - recalibration.max_loss
 _LOW_DB = 0.0  # noise as large as the signal: one such layer ruins a network
 
 
@@ -47,10 +46,9 @@ class QuickCheck:
     worst_layer: str
     worst_db: float | None
 
-    @property
-    def is_low(self) -> bool:
-        """True if the engine would hardly be accepted."""
-        lows = ((self.fidelity, _LOW_FIDELITY), (self.worst_db, _LOW_DB))
+    def is_low(self, max_loss: float) -> bool:
+        """Return whether the engine would hardly be accepted. max_loss: What a daemon accepts."""
+        lows = ((self.fidelity, 1.0 - max_loss), (self.worst_db, _LOW_DB))
         return any(value is not None and value < low for value, low in lows)
 
     @property

@@ -106,6 +106,18 @@ def show_costs(evidence: Evidence) -> str:
     return f"{shown}: {costs['doubt']}" if costs["doubt"] else shown
 
 
+def show_ious(ious: Mapping[str, float]) -> str:
+    """Show the mean IoU of all frames together, and the worst class. ious: by class, one at least."""
+    worst = min(ious, key=ious.__getitem__)
+    return f"{sum(ious.values()) / len(ious):.3f} in the mean over classes; the worst is '{worst}', {ious[worst]:.3f}"
+
+
+def show_labels(labels: Mapping[str, Any]) -> str:
+    """Show what the plan and float score on labelled images."""
+    scores = (f"{name} {score:.3f}, float {labels['float'][name]:.3f}" for name, score in labels["plan"].items())
+    return f"{'; '.join(scores)} ({labels['dataset']})"
+
+
 def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -> None:
     """Print the verdict in a few rows, the groups by noise, and the candidates.
 
@@ -188,10 +200,11 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "loss", _loss_fact(evidence, chosen)
     for source, trial in trials_by_source(chosen).items():
         yield "", f"{_loss_and_bound(trial)}, from {_frames(trial)} of {source}"
+    if chosen and chosen["trial"] and chosen["trial"].get("ious"):
+        yield "IoU with float", f"of all pixels {show_ious(chosen['trial']['ious'])}"
     yield "latency", _latency_fact(evidence)
     if labels:
-        scores = (f"{name} {score:.3f}, float {labels['float'][name]:.3f}" for name, score in labels["plan"].items())
-        yield "labels", f"{'; '.join(scores)} ({labels['dataset']})"
+        yield "labels", show_labels(labels)
     if shown_costs := show_costs(evidence):
         yield "costs", shown_costs
     frames = evidence["frame_counts"]["to_search"]

@@ -236,7 +236,8 @@ def _float_loss(precision: str) -> float | None:
 
 
 def _trial(trial: TrialResult) -> dict[str, Any]:
-    return {**asdict(trial), "confused": list(map(asdict, trial.confused))}
+    document = {**asdict(trial), "confused": list(map(asdict, trial.confused))}
+    return document if trial.ious else {key: value for key, value in document.items() if key != "ious"}
 
 
 def summary(plan: PrecisionPlan) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.html.pages import Section, Table, render_report, show_bytes, show_share
+from agent.planning.report import show_ious
 from agent.reports.calibration import calibration_facts, calibration_sections
 from agent.reports.plan import plan_sections
 from calibrate.plan import PrecisionPlan
@@ -79,6 +80,8 @@ def _verdict(verdict: Mapping[str, Any], missed: Sequence[tuple[bytes, str]]) ->
     if verdict.get("fidelity_serving") is not None:
         facts["fidelity of the engine before"] = f"{verdict['fidelity_serving']:.3f}"
         facts["gain, with 95 % confidence"] = f"{verdict['gain_low']:+.3f} to {verdict['gain_high']:+.3f}"
+    if verdict.get("ious"):
+        facts["IoU with float, all pixels"] = show_ious(verdict["ious"])
     for name, key in (("time of the engine before", "latency_serving_ms"), ("time in float", "latency_float_ms")):
         if verdict.get(key) is not None:
             facts[name] = f"{verdict[key]:.3g} ms"

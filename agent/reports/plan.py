@@ -11,10 +11,13 @@ from agent.common.html.pages import Figure, Section, Table, show_share
 from agent.planning.report import (
     SCHEMA,
     CostScale,
+    chosen_candidate,
     noise_share,
     retraining_lines,
     show_confidence,
     show_costs,
+    show_ious,
+    show_labels,
     show_loss,
 )
 from calibrate.plan import PrecisionPlan
@@ -51,6 +54,8 @@ def plan_facts(plan: PrecisionPlan) -> dict[str, str]:
     facts["layers repaired"] = str(len(_repaired(plan)))
     if evidence.get("max_loss") is not None:
         facts["loss allowed"] = show_loss(evidence["max_loss"])
+    if evidence.get("labels"):
+        facts["score on labels"] = show_labels(evidence["labels"])
     if evidence.get("seconds") is not None:
         facts["search"] = f"{evidence['seconds']:.0f} s"
     return facts
@@ -130,6 +135,11 @@ def _certificate(evidence: Mapping[str, Any]) -> list[str]:
         f"A plan is accepted where the bound of its loss stays within {show_loss(evidence['max_loss'])}, {validity}. "
         "The frames that certify it are held out from the search."
     ]
+    chosen = chosen_candidate(evidence)
+    if chosen and chosen["trial"] and chosen["trial"].get("ious"):
+        text.append(
+            f"The IoU of its classes with float's, of the pixels of all frames: {show_ious(chosen['trial']['ious'])}."
+        )
     if costs := show_costs(evidence):
         text.append(f"Times are {costs}.")
     return text

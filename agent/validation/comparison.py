@@ -21,7 +21,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.model import Model
 from agent.validation.confusion import Disagreement
 from agent.vision.answer import Answer
-from agent.vision.fidelity import Fidelity, fidelity
+from agent.vision.fidelity import Fidelity, PooledIou, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
 from agent.vision.task import VisionTask
 from agent.vision.tasks.opening import open_task
@@ -64,6 +64,7 @@ class Comparison:
         outputs: What is wrong with the candidate's outputs, in words -> on how many frames.
         rows: What is wrong with batches.
         differing: The frames of least fidelity, the worst first; a few.
+        pooled: The candidate's IoU with the reference, by class.
     """
 
     frames: int
@@ -75,6 +76,7 @@ class Comparison:
     outputs: Mapping[str, int] = field(default_factory=dict)
     rows: Sequence[str] = ()
     differing: Sequence[Difference] = ()
+    pooled: PooledIou = field(default_factory=PooledIou)
 
 
 def compare(
@@ -135,6 +137,7 @@ class _PairedRun:
         self._float = in_float
         self._deadline = deadline
         self._confusion = [Disagreement() for _ in engines]
+        self._pooled = PooledIou()
         self._faults: Counter[str] = Counter()
         self._rows: list[str] = []
         self._scores: list[list[float]] = []
@@ -169,6 +172,7 @@ class _PairedRun:
             self._faults,
             self._rows,
             self._differing,
+            self._pooled,
         )
 
     def _compare(self, tensor: Array) -> None:
@@ -225,6 +229,7 @@ class _PairedRun:
                 faults = [f"its outputs cannot be decoded: {error.found}"]
         if column == 0:
             self._faults.update(faults)
+            self._pooled.add(truth.overlaps_by_class(served))
         self._confusion[column].add(truth.pairs(served))
         if served is None:
             return _NO_ANSWER

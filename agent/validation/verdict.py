@@ -91,6 +91,7 @@ class Verdict:
         latency_float_ms: Median of the float engine; None where it was not timed.
         classes: By name, on how many of the frames with a class every object of it was answered as the reference does,
             and how many there were.
+        ious: The IoU of each class of pixels with the reference, by name, of all frames together.
         failed: The tests that it did not pass, of _EXPECTED.
         confused: The pairs of classes that it newly confuses.
     """
@@ -112,11 +113,14 @@ class Verdict:
     confused: tuple[str, ...] = ()
     latency_float_ms: float | None = None
     classes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    ious: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict in JSON's types."""
         classes = {name: list(counts) for name, counts in self.classes.items()}
-        return {**asdict(self), "failed": list(self.failed), "confused": list(self.confused), "classes": classes}
+        lists = {"failed": list(self.failed), "confused": list(self.confused), "classes": classes}
+        document = {**asdict(self), **lists}
+        return document if self.ious else {key: value for key, value in document.items() if key != "ious"}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Verdict:
@@ -281,6 +285,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         confused,
         latency.float_ms,
         _agreement_by_class(comparison, label),
+        comparison.pooled.by_class(label),
     )
 
 

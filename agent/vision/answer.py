@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # in `typing` since Python 3.11
 Wanted = Callable[[NDArray[np.int64], FloatArray | None], NDArray[np.bool_]]
 # The reference's class of an object, and the served class; None where the object was not found.
 ServedClass = tuple[int, int | None]
+# A class, how many pixels both answers give it, and how many either does.
+ClassOverlap = tuple[int, int, int]
 _ARRAY_BYTES = 128  # an array without its values
 
 
@@ -113,6 +115,15 @@ class Answer(ABC):
         """Return the served class of each object that this answer, the reference's, has; none without classes.
 
         served: None serves nothing, e.g. where outputs are not finite.
+        """
+        del served
+        return []
+
+    def overlaps_by_class(self, served: Self | None) -> list[ClassOverlap]:
+        """Return how far each class of either answer covers the same pixels in both; none without classes of pixels.
+
+        Their sums over frames give the IoU of all frames together. This answer is the reference's; served as for
+        `pairs`.
         """
         del served
         return []

@@ -95,3 +95,8 @@ def find_task(name: str) -> TaskEntry:
 def task_class(name: str) -> Any:
     """Return the class of a task by its name. Raises as `find_task`."""
     return EntryPoint(name, find_task(name).home, TASK_GROUP).load()
+
+
+def accepted_loss(task: str, configured: float | None) -> float:
+    """Return the loss that is accepted of an engine: as configured, else the task's own. Raises as `find_task`."""
+    return float(task_class(task).max_loss) if configured is None else configured

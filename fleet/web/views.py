@@ -18,7 +18,7 @@ from fleet.web.boards import LiveBoard
 
 _STATES = {"online": "good", "degraded": "warning", "stopping": "idle", "offline": "bad"}
 _STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
-_GOOD = 0.9  # a fidelity that the default of recalibration.max_loss allows
+_ACCEPTED = 0.1  # the loss that a board accepts which does not say so
 # The detail of an event has these values, in this order; each with the text before and behind it.
 _EVENT_WORDS = {
     "trigger": ("trigger ", ""),
@@ -67,6 +67,8 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
     state, tone = state_of(board, now)
     telemetry = board.documents.get("telemetry", {})
     cameras = islice(cameras_of(telemetry).items(), _MOST_CAMERAS)
+    max_loss = _figure(board.documents.get("reported"), "values", "recalibration.max_loss")
+    good = 1.0 - (_ACCEPTED if max_loss is None else max_loss)
     return {
         "state": state,
         "tone": tone,
@@ -74,7 +76,7 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
         "heard_at": board.heard_at,
         "measured_at": board.measured_at,
         "tiles": list(_tiles(board, telemetry)),
-        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in cameras},
+        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each, good)) for name, each in cameras},
         "figures": list(_figures(board)),
         "steps": _steps(board.job),
         "percent": _figure(board.job, "percent"),
@@ -191,10 +193,10 @@ def _regimes(birth: Mapping[str, Any]) -> list[str]:
     return names[:_MOST_REGIMES]
 
 
-def _camera_tiles(camera: Any) -> Iterator[Tile]:
-    yield _interval_tile("fidelity", value_at(camera, "fidelity"))
+def _camera_tiles(camera: Any, good: float) -> Iterator[Tile]:
+    yield _interval_tile("fidelity", value_at(camera, "fidelity"), good)
     if (accuracy := value_at(camera, "accuracy")) is not None:
-        yield _interval_tile("accuracy", accuracy)
+        yield _interval_tile("accuracy", accuracy, good)
     yield _drift_tile(value_at(camera, "drift"))
     fps, p50, p99 = _figure(camera, "fps"), _figure(camera, "latency_ms", "p50"), _figure(camera, "latency_ms", "p99")
     yield Tile("frames per second", f"{fps:.1f}" if fps is not None else "?")
@@ -216,11 +218,11 @@ def _drift_tile(drift: Any) -> Tile:
     return Tile("drift", visible(state, _MOST_WORD), detail, DRIFT_COLORS.get(state, "idle"))
 
 
-def _interval_tile(name: str, measured: Any) -> Tile:
+def _interval_tile(name: str, measured: Any, good: float) -> Tile:
     estimate, low, high, frames = (_figure(measured, key) for key in ("estimate", "low", "high", "n"))
     if estimate is None or low is None or high is None:
         return Tile(name, "not measured")
-    tone = "good" if low >= _GOOD else "warning" if high >= _GOOD else "bad"
+    tone = "good" if low >= good else "warning" if high >= good else "bad"
     counted = f", {frames:.0f} frames" if frames is not None else ""
     return Tile(name, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}{counted}", tone)
 

@@ -20,6 +20,7 @@ from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config, load_config
 from agent.mqtt.endpoint import TlsFiles
+from agent.vision.registry import TASKS, task_class
 from fleet.cli.main import main
 
 REFERENCE = (ROOT / "config.yaml").read_text(encoding="utf-8")
@@ -59,6 +60,23 @@ def test_every_value_of_the_reference_is_the_default_of_the_schema() -> None:
         path: each["default"] for path, each in leaves.items() if path not in required
     }
     assert [path for path, each in leaves.items() if not each.get("description")] == []
+
+
+def test_the_accepted_loss_is_that_of_the_task_unless_a_number_is_configured() -> None:
+    camera = {"source": "v4l2:/dev/video0"}
+    found = set()
+    for task in ("classify", "segment", "depth", "raw"):
+        content = {"model": {"path": "m.onnx", "task": task}, "camera": camera}
+        assert Config.model_validate(content).max_loss == task_class(task).max_loss
+        assert Config.model_validate({**content, "recalibration": {"max_loss": 0.0}}).max_loss == 0.0
+        found.add(Config.model_validate(content).max_loss)
+    assert len(found) > 1
+
+
+def test_losses_that_tasks_accept_are_shares_and_those_of_old_tasks_stay() -> None:
+    found = {name: (task_class(name).max_loss, task_class(name).certified_loss) for name in TASKS}
+    assert all(0.0 < certified <= accepted < 1.0 for accepted, certified in found.values())
+    assert {name: found[name] for name in ("classify", "detect")} == {"classify": (0.1, 0.02), "detect": (0.1, 0.02)}
 
 
 def test_every_key_of_a_model_is_described_with_its_true_default() -> None:

@@ -82,7 +82,7 @@ def _settings(path: Path) -> None:
     settings = Settings(Config.model_validate(document), path, lambda _: True, lambda _: None, _unreported)
     with suppress(CommandError):  # a version that somebody has set as high as it goes
         settings.set({"recalibration.max_loss": 0.2}, Authorisation(settings.version + 1))
-    assert 0.0 < settings.config.recalibration.max_loss < 1.0
+    assert 0.0 < settings.config.max_loss < 1.0
 
 
 def _regimes(path: Path) -> None:

@@ -1,7 +1,8 @@
 """Read labelled images of semantic segmentation: photos, and PNG masks whose grey levels are numbers of classes.
 
 The mask of `images/a.jpg` is `masks/a.png`, `labels/a.png` or `annotations/a.png`; that of `a.jpg` may lie in a folder
-of such a name beside it. A level that is no number of a class, such as 255, is not counted.
+of such a name beside it. A level that is no number of a class, such as 255, is not counted. Only of a model of one
+class other levels than 255 are pixels that do not show it: without them nobody could see what it invents.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from agent.common.errors import DatasetError
 from agent.vision.datasets.labelled_images import Image
 
 _FOLDERS = ("masks", "labels", "annotations")
-_NOT_COUNTED = -1
+NOT_COUNTED, NO_CLASS = -1, -2
 
 
 class MaskImages:
     """Images with masks. Iteration reads lazily and yields (image BGR uint8 (h, w, 3), classes int16 (h, w)).
 
-    A pixel that is not counted has class -1. Images without a mask do not count.
+    A pixel that is not counted has NOT_COUNTED for a class, and one that shows none has NO_CLASS. Images without a mask
+    do not count.
 
     Args:
         labels: Of the model; without them every level counts but 255.
@@ -42,9 +44,11 @@ class MaskImages:
                 "dataset.classes", found, "classes of the model spec", "correct --classes, or its labels"
             )
         counted = [not only or name in only for name in labels] if labels else [True] * 255
-        self._classes = np.full(256, _NOT_COUNTED, np.int16)
+        self._classes = np.full(256, NOT_COUNTED, np.int16)
+        if len(labels) == 1:
+            self._classes[:255] = NO_CLASS
         for number, is_counted in enumerate(counted[:256]):
-            self._classes[number] = number if is_counted else _NOT_COUNTED
+            self._classes[number] = number if is_counted else NOT_COUNTED
         present = frozenset(self._files.names)
         masks = {
             name: next((each for each in _mask_names(name) if each in present), None) for name in self._files.names

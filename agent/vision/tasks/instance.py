@@ -23,7 +23,7 @@ from agent.vision.tasks.detect import Detect
 from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
-from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
+from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
 from engines.interface import Array
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class Instance(Detect):
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["instance"].decoders
     labels: ClassVar[LabelKind[Any, Any] | None] = None  # nobody draws masks in seconds
+    max_loss: ClassVar[float] = OVERLAP_LOSS
+    certified_loss: ClassVar[float] = OVERLAP_LOSS
 
     def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
         decode = EXTENDED_DECODERS.get(self.spec.decoder or "")

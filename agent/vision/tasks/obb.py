@@ -22,7 +22,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.dbnet import text_regions
 from agent.vision.tasks.detect import MAX_CANDIDATES, Detect
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
+from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
@@ -91,6 +91,8 @@ class Obb(Detect):
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["obb"].decoders
     labels: ClassVar[LabelKind[Any, Any] | None] = None  # nobody draws them in seconds
+    max_loss: ClassVar[float] = OVERLAP_LOSS
+    certified_loss: ClassVar[float] = OVERLAP_LOSS
 
     def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:
         decode, is_end2end = EXTENDED_DECODERS.get(self.spec.decoder or ""), self.spec.decoder == "end2end"

@@ -102,8 +102,8 @@ def channel_sqnr_db(served: Array, reference: Array) -> NDArray[np.float64]:
 def channel_axis(shape: Sequence[int]) -> int | None:
     """Return the axis of an output's channels; None for a single vector, whose values have nothing to be pooled with.
 
-    Nothing states it. A map has the axis first or last: last where that one is shorter than both others. A table has
-    fewer columns than rows. With more axes it is the last, as in the heads of YOLOv5: (batch, anchors, H, W, values).
+    Nothing states it. A map has the axis first or last, whichever leaves the squarer map. A table has fewer columns
+    than rows. With more axes it is the last, as in the heads of YOLOv5: (batch, anchors, H, W, values).
 
     >>> channel_axis((1, 84, 8400)), channel_axis((1, 12, 360, 480)), channel_axis((1, 64, 64, 39))
     (1, 1, 3)
@@ -112,9 +112,10 @@ def channel_axis(shape: Sequence[int]) -> int | None:
         return None
     if len(shape) == 3:
         return 1 if shape[1] < shape[2] else 2
-    if len(shape) == 4:
-        return 3 if shape[3] < min(shape[1], shape[2]) else 1
-    return len(shape) - 1
+    if len(shape) > 4:
+        return len(shape) - 1
+    sides = {1: shape[2:], 3: shape[1:3]}
+    return min(sides, key=lambda axis: max(sides[axis]) / max(min(sides[axis]), 1))
 
 
 def _powers(served: Array, reference: Array) -> NDArray[np.float64]:

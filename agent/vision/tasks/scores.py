@@ -21,7 +21,7 @@ class Evaluation:
 
     scores: By name, in [0, 1]; the first is the task's own: top1, map (COCO's mean over classes and IoU thresholds), or
     miou. by_size: COCO's mean by size of object, None where no object has it. by_class: of each class `class_score`,
-    and how many of `class_unit` there are. Tasks without them have none.
+    and how many of `class_unit` there are. Tasks without them have none. names_worst: The worst class is named.
     """
 
     task: str
@@ -31,3 +31,4 @@ class Evaluation:
     by_class: Sequence[ClassScore] = ()
     class_score: str = "map"
     class_unit: str = "objects"
+    names_worst: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
-from agent.vision.answer import Answer, Decoder, ServedClass
+from agent.vision.answer import Answer, ClassOverlap, Decoder, ServedClass
 from agent.vision.boxes import Part, Size
 from agent.vision.drawing import COLORS, Picture
 from agent.vision.policy import Policy
@@ -75,6 +75,11 @@ class LabelMap(Answer):
             instead = None if most in (NOTHING, each) else most
             pairs.append((each, each if ious[each] >= _SAME_CLASS else instead))
         return pairs
+
+    def overlaps_by_class(self, served: LabelMap | None) -> list[ClassOverlap]:
+        found = served.classes if served is not None else np.full_like(self.classes, NOTHING)
+        both, either = _areas(confusion(found, self.classes))
+        return [(int(each), int(both[each]), int(either[each])) for each in either.nonzero()[0]]
 
     def without_padding(self, part: Part, size: Size) -> LabelMap:
         return LabelMap(without_padding(self.classes, part, size, NOTHING), self.covered)
@@ -145,6 +150,9 @@ class Segment(ModelTask):
     has_large_answers: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 32
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
+    # A point of mIoU is gone at 0.26 on ESPNet (CamVid) and 0.32 on MediaPipe's selfie mask.
+    max_loss: ClassVar[float] = 0.25
+    certified_loss: ClassVar[float] = 0.25
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
         name, axis = _find_map(outputs, size)
@@ -190,11 +198,15 @@ class Segment(ModelTask):
 
     def evaluation(self, answered: Iterable[tuple[LabelMap, Classes]]) -> Evaluation:
         """Return the mean IoU over classes, of the confusions of all images together, and the share of right pixels."""
+        from agent.vision.datasets.mask_images import NO_CLASS, NOT_COUNTED
+
         images, counts = 0, np.zeros((1, 1), np.int64)
         for answer, truth in answered:
             images += 1
             classes = answer.resized((truth.shape[0], truth.shape[1])).classes
-            counts = _sum(counts, confusion(np.where(truth == NOTHING, np.int16(NOTHING), classes), truth))
+            counted = truth != NOT_COUNTED
+            shown_there = np.where(truth == NO_CLASS, np.int16(NOTHING), truth)
+            counts = _sum(counts, confusion(classes[counted], shown_there[counted]))
         shown = counts[1:].sum(axis=1)
         if not shown.any():
             found_text = f"no labelled pixel in {images} images"
@@ -203,10 +215,18 @@ class Segment(ModelTask):
             )
         ious = class_ious(counts)
         labelled = np.flatnonzero(shown)
-        right = np.diag(counts)[1:].sum() / shown.sum()
+        right = np.trace(counts) / counts.sum()
         by_class = [ClassScore(int(each), float(ious[each]), int(shown[each])) for each in labelled]
         scores = {"miou": float(ious[labelled].mean()), "pixel_accuracy": float(right)}
-        return Evaluation(self.spec.task, images, scores, by_class=by_class, class_score="iou", class_unit="pixels")
+        return Evaluation(
+            self.spec.task,
+            images,
+            scores,
+            by_class=by_class,
+            class_score="iou",
+            class_unit="pixels",
+            names_worst=len(by_class) > 1,
+        )
 
 
 def confusion(served: Classes, reference: Classes) -> NDArray[np.int64]:
@@ -221,10 +241,15 @@ def confusion(served: Classes, reference: Classes) -> NDArray[np.int64]:
 
 def class_ious(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the IoU of each class, (classes,), from a confusion; NaN for a class that is in neither map."""
-    both = np.diag(counts)[1:].astype(np.float64)
-    either = counts.sum(axis=0)[1:] + counts.sum(axis=1)[1:] - both
+    both, either = _areas(counts)
     ious: NDArray[np.float64] = np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
     return ious
+
+
+def _areas(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many pixels have each class in both maps, and in either, from a confusion; (classes,) each."""
+    both = np.diag(counts)[1:]
+    return both, counts.sum(axis=0)[1:] + counts.sum(axis=1)[1:] - both
 
 
 def _sum(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:

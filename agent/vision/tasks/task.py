@@ -46,6 +46,9 @@ class ModelTask(ABC):
         nvinfer_network_type: DeepStream's number: 1 for a classifier; 100 hands out raw tensors.
         labels: What a frame's label is; None: a frame cannot be labelled.
         policy_keys: Those of a policy that apply to answers.
+        max_loss: The loss, 1 - mean fidelity, that a daemon accepts unless `recalibration.max_loss` says another. It is
+            drawn from models with labels: where their accuracy falls by a point (python -m benchmarks.harm).
+        certified_loss: The same for `tared plan`, which certifies it, unless --max-loss says another.
     """
 
     decoders: ClassVar[tuple[str, ...]] = ()
@@ -58,6 +61,8 @@ class ModelTask(ABC):
     nvinfer_network_type: ClassVar[int] = 100
     labels: ClassVar[LabelKind[Any, Any] | None] = None
     policy_keys: ClassVar[frozenset[str]] = frozenset()
+    max_loss: ClassVar[float] = 0.1
+    certified_loss: ClassVar[float] = 0.02
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec

@@ -83,6 +83,30 @@ def test_evaluate_scores_detectors_by_average_precision(bench: Bench) -> None:
     assert {**bench.json("evaluate", spec, "--dataset", folder, "--classes", "car")} == printed
 
 
+def test_evaluate_names_the_worst_class_of_a_segmentation(bench: Bench) -> None:
+    """The model says where a picture is brighter than half, and the masks agree but for one row."""
+    net = Net((1, 1, 8, 8))
+    scores = net.node("Conv", "image", net.constant(np.array([[-1.0], [1.0]], np.float32).reshape(2, 1, 1, 1)))
+    bright = net.node("Add", scores, net.constant(np.array([1.0, 0.0], np.float32).reshape(1, 2, 1, 1)))
+    keys = {"labels": ["dark", "bright"], "input": {"color": "gray", "scale": 1 / 255, "resize": "stretch"}}
+    spec = bench.spec("map", net.model(bright), task="segment", **keys)
+    image = np.zeros((8, 8, 3), np.uint8)
+    image[6:] = 255
+    folder = bench.images("set/images", image).parent
+    mask = np.zeros((8, 8), np.uint8)
+    mask[5:] = 1
+    bench.images("set/masks", mask)
+    printed = bench.json("evaluate", spec, "--dataset", folder)
+    assert printed["worst_class"] == "bright"
+    assert printed["by_class"] == [
+        {"class": 0, "label": "dark", "pixels": 40, "iou": 0.8333},
+        {"class": 1, "label": "bright", "pixels": 24, "iou": 0.6667},
+    ]
+    shown = [line.split() for line in bench.text("evaluate", spec, "--dataset", folder).splitlines()]
+    assert ["worst_class", "bright"] in shown
+    assert ["bright", "24", "0.6667"] in shown
+
+
 def test_doctor_names_what_is_there_and_what_is_missing(bench: Bench) -> None:
     printed = bench.json("doctor")
     assert printed["ok"] is True

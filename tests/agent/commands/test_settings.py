@@ -68,6 +68,7 @@ def test_further_settings_are_added_and_null_restores_the_file(make: Make, confi
     settings.set({"recalibration.max_loss": None}, Authorisation(3))
     for each in (settings, make()):
         assert each.config.recalibration.max_loss == config.recalibration.max_loss
+        assert each.reported().values["recalibration.max_loss"] == 0.1, "what the task accepts"
         assert not each.config.recalibration.automatic
         assert each.config.log_level == "debug"
 

@@ -94,6 +94,13 @@ def test_a_plan_that_is_good_at_first_and_then_bad_is_refused() -> None:
     assert trial.reason.startswith("loss ")
 
 
+def test_pixels_of_all_frames_count_together_and_come_back_from_a_journal() -> None:
+    tally = Tally(Terms(0.6, 0.3, 1))
+    for overlaps in ([(6, 90, 100)], [[6, 0, 20], [8, 5, 5]]):
+        tally.add(Measurement(0.1, False, [], (1.0, 2.0), overlaps))  # type: ignore[arg-type]  # as JSON has them
+    assert tally.result(DIGITS, "the frames ended").ious == {"6": 0.75, "8": 1.0}
+
+
 def test_confusions_can_be_limited_below_the_loss() -> None:
     """A third of the ones is misread; a loss of 0.6 would be allowed, and a share of 0.05 is."""
     tally = Tally(Terms(0.6, 0.05, 1))

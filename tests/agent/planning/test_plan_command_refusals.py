@@ -27,6 +27,14 @@ def scaled(model: ModelProto) -> ModelProto:
     return model
 
 
+def test_without_a_loss_the_plan_has_to_keep_that_of_the_task(plan_bench: Place) -> None:
+    arguments = plan_bench.arguments()
+    at = arguments.index("--max-loss")
+    error = plan_bench.refuses(*arguments[:at], *arguments[at + 2 :])
+    assert error.startswith("plan.frames: ")
+    assert "for --max-loss 0.02 with 95 % confidence" in error
+
+
 def test_impossible_requests_are_refused_before_the_search(plan_bench: Place) -> None:
     def refused(*changes: object) -> str:
         return plan_bench.refuses(*plan_bench.arguments(*changes))

@@ -46,6 +46,15 @@ def test_ten_seconds_are_enough() -> None:
     assert "stopped early" not in shown
 
 
+def test_the_worst_class_of_pixels_is_named() -> None:
+    found = evidence()
+    assert "IoU with float" not in printed(found)
+    found["candidates"][1]["trial"]["ious"] = {"car": 1.0, "pole": 0.5}
+    assert row(printed(found), "IoU") == (
+        "IoU with float of all pixels 0.750 in the mean over classes; the worst is 'pole', 0.500"
+    )
+
+
 def test_a_sentence_says_how_much_training_could_win() -> None:
     def said(found: dict[str, Any]) -> str:
         return " ".join(printed(found).split())

@@ -28,8 +28,8 @@ def checked(folder: Path, graph: ModelProto, plan: PrecisionPlan | None = None, 
 
 def test_a_plan_is_low_that_loses_what_its_layers_lose_in_int8(tmp_path: Path) -> None:
     int8, mixed = checked(tmp_path, two_branches()), checked(tmp_path, two_branches(), PrecisionPlan({LOUD: ""}))
-    assert (int8.frames, int8.informative, int8.fidelity, int8.is_low) == (6, 6, 0.0, True)
-    assert (mixed.fidelity, mixed.is_low) == (1.0, False)
+    assert (int8.frames, int8.informative, int8.fidelity, int8.is_low(0.1)) == (6, 6, 0.0, True)
+    assert (mixed.fidelity, mixed.is_low(0.1)) == (1.0, False)
     assert mixed.worst_layer != LOUD  # which is float
 
 
@@ -48,7 +48,7 @@ def test_the_worst_tensor_is_the_one_whose_noise_its_reader_amplifies(tmp_path: 
     assert check.worst_tensor == "t1"
     assert check.worst_db is not None
     assert check.worst_db < 0.0
-    assert check.is_low
+    assert check.is_low(0.1)
     assert f"worst tensor 't1', {check.worst_db:.1f} dB behind 'Conv_t2'" in check.text
 
 
@@ -64,5 +64,5 @@ def test_frames_that_show_nothing_say_nothing_of_fidelity(tmp_path: Path) -> Non
     faint = net.node("Mul", net.conv("image", 3, 6), net.constant(np.array(1e-3, np.float32)))
     rows = net.node("Reshape", faint, net.constant(np.array([1, 64, 6])))
     check = checked(tmp_path, net.model(rows), task="detect", decoder="end2end", labels=["a"], score_threshold=1.0)
-    assert (check.fidelity, check.is_low) == (None, False)
+    assert (check.fidelity, check.is_low(0.1)) == (None, False)
     assert check.text.startswith("fidelity to float unknown, none of 6 frames shows anything; worst tensor 'image'")

@@ -28,7 +28,7 @@ from agent.jobs.request import write_job
 from agent.models.model import Model, calibrate
 from agent.monitoring.history import History, HistoryRow
 from agent.reports.calibration import tensor_facts
-from agent.reports.plan import plan_sections
+from agent.reports.plan import plan_facts, plan_sections
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import load_calibration, save_calibration
 from engines.interface import Backend
@@ -193,6 +193,16 @@ def test_a_damaged_engine_has_no_report(job: Path, tmp_path: Path, capsys: pytes
     assert "artefact.damaged" in capsys.readouterr().err
     assert main(["report", str(job / "current"), "-o", str(tmp_path / "none" / "r.html")]) == 2
     assert "report.write" in capsys.readouterr().err
+
+
+def test_a_searched_plan_shows_the_loss_beside_the_score_on_labels() -> None:
+    found = evidence()
+    found["candidates"][1]["trial"]["ious"] = {"car": 1.0, "pole": 0.5}
+    plan = PrecisionPlan({"head": "why"}, evidence=found)
+    facts = plan_facts(plan)
+    assert (facts["loss allowed"], facts["score on labels"]) == ("0.050", "map 0.335, float 0.340 (coco.zip)")
+    words = next(section for section in plan_sections(plan) if section.title == "Loss and time").text
+    assert "the worst is 'pole', 0.500" in " ".join(words)
 
 
 def test_a_searched_plan_says_what_training_could_win() -> None:

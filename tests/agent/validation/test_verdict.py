@@ -11,6 +11,7 @@ import pytest
 from agent.validation.comparison import Comparison
 from agent.validation.confusion import Disagreement
 from agent.validation.verdict import MIN_INFORMATIVE, RAISED_GAIN, Verdict, VerdictLimits, decide
+from agent.vision.fidelity import PooledIou
 
 NOISE = np.tile([0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02], 4)
 CLASSES = 10
@@ -55,6 +56,18 @@ def accepted(candidate: Sequence[float], serving: Sequence[float] | None) -> boo
 def test_a_first_engine_must_keep_the_loss() -> None:
     assert accepted(around(0.95), None)
     assert not accepted(around(0.85), None)
+
+
+def test_the_pixels_of_all_frames_are_kept_by_class() -> None:
+    pooled = PooledIou()
+    for frame in ([(0, 90, 100), (1, 0, 1)], [(1, 5, 9)]):
+        pooled.add(frame)
+    found = verdict(seen(around(0.95), pooled=pooled))
+    assert found.ious == pytest.approx({"0": 0.9, "1": 0.5})
+    assert Verdict.from_dict(found.as_dict()) == found
+    without = verdict(seen(around(0.95))).as_dict()
+    assert "ious" not in without, "of other tasks it is as it was"
+    assert Verdict.from_dict(without).ious == {}
 
 
 def test_a_later_engine_must_not_be_worse_than_the_one_in_service() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from agent.common.errors import ConfigError, DatasetError
 from agent.vision.datasets.mask_images import MaskImages
+from agent.vision.fidelity import PooledIou
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
@@ -111,6 +112,27 @@ def test_two_empty_masks_agree_and_one_does_not() -> None:
     assert (nothing.fidelity(nothing), person.fidelity(nothing), nothing.fidelity(person)) == (1.0, 0.0, 0.0)
 
 
+def test_classes_of_many_frames_count_by_their_pixels() -> None:
+    """A class that covers one pixel of a frame, and another frame's half, is lost in the first: hardly anything."""
+    first, second = street(), street()
+    first[first == POLE] = SKY
+    second[12:] = POLE
+    served = first.copy()
+    first[0, 0] = POLE
+    pooled = PooledIou()
+    for reference, found in ((first, served), (second, second)):
+        pooled.add(of(reference).overlaps_by_class(of(found)))
+    whole, answered = np.vstack((first, second)), np.vstack((served, second))
+    expected = {
+        name: ((whole == number) & (answered == number)).sum() / ((whole == number) | (answered == number)).sum()
+        for number, name in enumerate(("sky", "road", "pole"))
+    }
+    ious = pooled.by_class(spec("sky", "road", "pole").label)
+    assert ious == pytest.approx(expected)
+    assert of(served).fidelity(of(first)) < 0.67 < 0.99 < ious["pole"]
+    assert of(second).overlaps_by_class(None) == [(each, 0, int((second == each).sum())) for each in (SKY, POLE)]
+
+
 def test_a_class_is_served_as_itself_or_as_what_covers_it() -> None:
     reference, served = street(), street()
     served[served == POLE] = ROAD
@@ -183,6 +205,21 @@ def test_scores_are_of_all_images_together(tmp_path: Path) -> None:
     assert expected[POLE] == 0.5
     assert [each.value for each in evaluation.by_class] == pytest.approx(expected)
     assert evaluation.scores["miou"] == pytest.approx(np.mean(expected))
+
+
+def test_pixels_that_a_mask_invents_count(tmp_path: Path) -> None:
+    """The left half shows the class, the upper rows are not labelled, and the model sees it in three quarters."""
+    truth, found = np.ones(SIZE, np.uint8), np.full(SIZE, NOTHING)
+    truth[:, :16], truth[:2], found[:, :24] = 0, 255, 0
+    write(tmp_path, "images/a.png", np.zeros((*SIZE, 3), np.uint8))
+    write(tmp_path, "masks/a.png", truth)
+    task = open_task(spec("person"))
+    ((_, label),) = task.labelled_images(tmp_path)
+    scores = task.evaluation([(of(found), label)]).scores
+    assert scores == pytest.approx({"miou": 2 / 3, "pixel_accuracy": 3 / 4})
+    of_two = open_task(spec("person", "car"))
+    ((_, label),) = of_two.labelled_images(tmp_path)
+    assert of_two.evaluation([(of(found), label)]).scores["miou"] == pytest.approx(1 / 3), "1 is a car there"
 
 
 def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:

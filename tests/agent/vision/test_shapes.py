@@ -172,6 +172,24 @@ def test_a_point_that_one_of_two_sees_is_a_miss() -> None:
     assert served.fidelity(reference) == pytest.approx(0.9)
     assert reference.fidelity(served) == pytest.approx(0.9)
     assert poses(people=hidden).fidelity(served) == 1.0
+    hidden[1][2, 2] = 0.45
+    doubted = [person.copy() for person in hidden]
+    doubted[1][2, 2] = 0.55
+    assert 0.97 < poses(people=hidden).fidelity(poses(people=doubted)) < 0.99, "a fifth of a miss, of ten points"
+
+
+def test_a_point_of_one_object_that_is_doubted_costs_as_far_as_scores_differ() -> None:
+    logits = np.full((5, 5), 3.0, np.float32)
+    logits[:, :2] = points(48, 32, 40)[:, :2]
+    logits[2, 3] = 0.4
+    model, losses = spec("pose", "landmarks", keypoints=5), []
+    reference = decoded(model, {"points": logits.reshape(1, -1)})
+    for logit in (3.0, 0.1, -0.1, -1.0, -3.0):
+        logits[2, 3] = logit
+        losses.append(1.0 - decoded(model, {"points": logits.reshape(1, -1)}).fidelity(reference))
+    assert losses[:2] == [0.0, 0.0], "it is seen"
+    assert np.diff(losses[1:]).min() > 0.04
+    assert losses[-1] == pytest.approx(0.2)
 
 
 def test_an_angle_and_its_half_turn_are_one_box() -> None:

@@ -115,6 +115,17 @@ def test_a_command_of_another_page_is_refused(any_broker: RealBroker) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.parametrize(("max_loss", "tone"), [(None, "bad"), (0.25, "good"), (0.15, "warning"), ("x", "bad")])
+def test_a_fidelity_is_good_that_the_board_accepts(max_loss: object, tone: str) -> None:
+    camera = {"fidelity": {"estimate": 0.84, "low": 0.8, "high": 0.88, "n": 99}}
+    documents: dict[str, Any] = {
+        "telemetry": {"cameras": {"gate": camera}},
+        "reported": {"values": {"recalibration.max_loss": max_loss}},
+    }
+    tile, *_ = board_page(LiveBoard(documents=documents), 0.0)["cameras"]["gate"]
+    assert (tile.name, tile.tone) == ("fidelity", tone)
+
+
 def test_documents_of_any_shape_cost_no_page(any_broker: RealBroker) -> None:
     with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate") as board:
         for kind in ("status", "birth", "telemetry", "event"):
