@@ -18,6 +18,7 @@ from engines.store.files import read_text
 
 _MOST_BYTES = 64 << 20  # COCO's own validation set has 20 MB
 _MOST_SIDE_PX = 1 << 16
+_MOST_DEGREES = 3600.0
 _SLACK_PX = 1.0  # beyond the picture: annotations are rounded
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -46,6 +47,26 @@ class _Annotation(_Part):
     iscrowd: Literal[0, 1] = 0
     segmentation: Any = None  # these two are checked by whoever reads them
     keypoints: Any = None
+    attributes: Any = None
+
+    @property
+    def rotation(self) -> float:
+        """The angle by which the box is turned clockwise about its middle, in degrees, as CVAT writes it."""
+        angle = self.attributes.get("rotation") if isinstance(self.attributes, dict) else None
+        return float(angle) if isinstance(angle, int | float) and abs(angle) <= _MOST_DEGREES else 0.0
+
+    @property
+    def outline(self) -> Any:
+        """The segmentation, or else the four corners of a turned box; None where it has neither."""
+        if self.segmentation or not self.rotation:
+            return self.segmentation
+        left, top, width, height = self.bbox
+        angle = np.deg2rad(self.rotation)
+        cos, sin = np.cos(angle), np.sin(angle)
+        x, y = np.array([-1, 1, 1, -1]) * width / 2.0, np.array([-1, -1, 1, 1]) * height / 2.0
+        middle_x, middle_y = left + width / 2.0, top + height / 2.0
+        corners = np.stack((middle_x + x * cos - y * sin, middle_y + x * sin + y * cos), axis=1)
+        return [corners.round(3).ravel().tolist()]
 
 
 class _Category(_Part):
@@ -74,7 +95,8 @@ class CocoObjects:
         classes: int64 (n,), indices of class_names.
         areas: float64 (n,), of the object's outline in px, or of its box.
         crowds: bool (n,).
-        outlines: `segmentation` of each object as it is in the document; None where it has none.
+        outlines: `segmentation` of each object as it is in the document, or the corners of a turned box; None where it
+            has neither.
         keypoints: `keypoints` of each object, likewise.
     """
 
@@ -190,7 +212,8 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> C
             missing = "image" if each.image_id not in place_of else "category"
             wrong = each.image_id if missing == "image" else each.category_id
             raise _malformed(f"annotation {identity} of {missing} {wrong}, which {where} does not list")
-        _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
+        if not each.rotation:  # one that is turned may begin beyond the picture
+            _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
         rows[place_of[each.image_id]].append(number)
     boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
     areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]
@@ -203,7 +226,7 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> C
         classes=np.array([class_of[each.category_id] for each in annotations], np.int64),
         areas=np.array(areas, np.float64),
         crowds=np.array([each.iscrowd for each in annotations], np.bool_),
-        outlines=[each.segmentation for each in annotations],
+        outlines=[each.outline for each in annotations],
         keypoints=[each.keypoints for each in annotations],
     )
 

@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
-from agent.vision.answer import Answer, Decoder, ServedClass
+from agent.vision.answer import Answer, Decoder, Hits, ServedClass, Wanted
 from agent.vision.boxes import Size
+from agent.vision.datasets.outlines import cells_inside
 from agent.vision.drawing import COLORS, Picture
+from agent.vision.labels import LabelKind
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
+from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths
 from agent.vision.tasks.scores import ClassScore, Evaluation
@@ -76,6 +79,29 @@ class LabelMap(Answer):
             pairs.append((each, each if ious[each] >= _SAME_CLASS else instead))
         return pairs
 
+    def accuracy(self, truth: LabelledOutlines) -> float | None:
+        """Return the mean IoU over the classes in the map or in the label; a pixel without a label shows none."""
+        own, labelled = self._beside(truth)
+        return own.fidelity(labelled) if not (own.is_empty and labelled.is_empty) else None
+
+    def hits(self, truth: LabelledOutlines, wanted: Wanted | None = None) -> Hits:
+        """Return the classes of the map; one is right where its IoU with the label's is 0.5. None has a score."""
+        own, labelled = self._beside(truth)
+        found, shown = (np.array(sorted(each.classes_seen), np.int64) for each in (own, labelled))
+        right = class_ious(confusion(own.classes, labelled.classes))[found] >= _SAME_CLASS
+        if wanted is not None:
+            is_wanted = wanted(found, None)
+            found, right, shown = found[is_wanted], right[is_wanted], shown[wanted(shown, None)]
+        return Hits(found, np.ones(len(found)), right, shown)
+
+    def _beside(self, truth: LabelledOutlines) -> tuple[LabelMap, LabelMap]:
+        """Return this map and a label's, of the same cells, at most one for each pixel of the frame."""
+        height, width = (min(*sides) for sides in zip(self.classes.shape, self.covered, strict=True))
+        classes = np.full((height, width), NOTHING, np.int16)
+        for number, outline in zip(truth.classes.tolist(), truth.outlines, strict=True):
+            classes[cells_inside(outline, self.covered, (height, width))] = number
+        return self.resized((height, width)), LabelMap(classes, self.covered)
+
     def in_frame(self, geometry: Geometry | None) -> LabelMap:
         """Return the part of the map that the frame covers, at the map's own resolution."""
         if geometry is None:
@@ -129,6 +155,30 @@ class LabelMap(Answer):
         return len(self.classes_seen - shown.classes_seen)
 
 
+class FrameSegments(FrameOutlines[LabelMap]):
+    """All areas of a frame; where two overlap, the later one counts."""
+
+    def from_answer(self, answer: LabelMap, size: Size) -> LabelledOutlines:
+        classes = answer.resized(size).classes
+        numbers = sorted(frozenset(np.unique(classes).tolist()) - {NOTHING})
+        outlines = [{"size": [*size], "counts": run_lengths(classes == number)} for number in numbers]
+        return outlined(outlines, np.array(numbers, np.int64))
+
+    def answer_document(self, answer: LabelMap) -> dict[str, Any]:
+        flat = answer.classes.ravel()
+        starts = np.flatnonzero(np.diff(flat, prepend=flat[:1] - 1))
+        return {
+            "covered": [*answer.covered],
+            "grid": [*answer.classes.shape],
+            "classes": flat[starts].tolist(),
+            "runs": np.diff(starts, append=flat.size).tolist(),
+        }
+
+    def read_answer(self, document: Mapping[str, Any]) -> LabelMap:
+        flat = np.repeat(np.array(document["classes"], np.int16), document["runs"])
+        return LabelMap(flat.reshape(kept_size(document["grid"])), kept_size(document["covered"]))
+
+
 class Segment(ModelTask):
     """A class for each pixel.
 
@@ -139,6 +189,7 @@ class Segment(ModelTask):
 
     can_be_drawn: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
+    labels: ClassVar[LabelKind[Any, Any] | None] = FrameSegments()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
