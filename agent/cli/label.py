@@ -153,7 +153,7 @@ def _progress(frames: Sequence[DrawnFrame]) -> dict[str, int]:
     """Return the progress of the labels of some frames; suggested: labels that began as the model's answer."""
     return {
         "drawn": len(frames),
-        "labelled": sum(frame.label is not None for frame in frames),
+        "labelled": sum(frame.is_labelled for frame in frames),
         "suggested": sum(frame.suggested for frame in frames),
         "skipped": sum(frame.skipped for frame in frames),
         "waiting": sum(frame.is_waiting for frame in frames),

@@ -42,7 +42,7 @@ def export_frames(store: LabelStore, spec: ModelSpec, folder: Path, with_labelle
     folder, labels, kind = Path(os.path.abspath(folder)), spec.labels, store.kind.fitted(spec)
     if os.path.lexists(folder):
         raise AgentError("labelling.exists", f"{folder} is there already", "a new folder", "name another with --export")
-    wanted = [each for each in store.frames() if each.is_waiting or (with_labelled and each.label is not None)]
+    wanted = [each for each in store.frames() if each.is_waiting or (with_labelled and each.is_labelled)]
     if kind.form == "class":
         _check_names(labels)
     written: list[DrawnFrame] = []
@@ -62,7 +62,7 @@ def export_frames(store: LabelStore, spec: ModelSpec, folder: Path, with_labelle
             indent = 1 if kind.form == "boxes" else None
             text = json.dumps(_coco_document(written, labels, kind), indent=indent) + "\n"
             (staged / INSTANCES).write_text(text, "utf-8")
-    suggested = {"suggested": sum(each.label is None for each in written)} if kind.form == "shapes" else {}
+    suggested = {"suggested": sum(not each.is_labelled for each in written)} if kind.form == "shapes" else {}
     counts = {"images": len(written), "without_picture": len(wanted) - len(written), **suggested}
     return {"folder": str(folder), **counts}
 
@@ -94,10 +94,10 @@ def import_labels(store: LabelStore, spec: ModelSpec, path: Path) -> dict[str, i
     changed = {
         number: truth
         for number, truth in known.items()
-        if drawn[number].label is None or not kind.is_same(drawn[number].label, truth)
+        if not drawn[number].is_labelled or not kind.is_same(drawn[number].label, truth)
     }
     store.label_all(changed, suggested=kind.form == "shapes")
-    replaced = sum(drawn[number].label is not None for number in changed)
+    replaced = sum(drawn[number].is_labelled for number in changed)
     return {
         "labelled": len(changed) - replaced,
         "replaced": replaced,

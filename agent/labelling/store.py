@@ -117,9 +117,13 @@ class DrawnFrame(Draw):
     skipped: bool
 
     @property
+    def is_labelled(self) -> bool:
+        return self.label is not None
+
+    @property
     def is_waiting(self) -> bool:
         """True until it has a label or is skipped."""
-        return self.label is None and not self.skipped
+        return not (self.is_labelled or self.skipped)
 
 
 class LabelStore:
@@ -322,7 +326,7 @@ class LabelStore:
 
 
 class _CompactFrame(DrawnFrame):
-    """A frame that parses its answers and its label when they are asked for: masks of thousands would fill the memory."""
+    """One whose answers and label are parsed when they are asked for: the masks of thousands would fill the memory."""
 
     def __init__(self, frame: DrawnFrame, kind: LabelKind[Any, Any], texts: Mapping[str, str | None]) -> None:
         parsed = {"served", "reference", "label"}
@@ -336,6 +340,10 @@ class _CompactFrame(DrawnFrame):
     @property
     def reference(self) -> Answer:
         return self._answer("reference")
+
+    @property
+    def is_labelled(self) -> bool:
+        return vars(self)["_texts"]["label"] is not None
 
     @property
     def label(self) -> Truth | None:

@@ -5,7 +5,7 @@ pycocotools trusts an encoding: one that does not fit its picture would be writt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,28 +58,35 @@ def cells_inside(outline: Any, size: tuple[int, int], grid: tuple[int, int]) -> 
         size: (height, width) of the picture. An encoding has its own, and is laid over the picture.
         grid: (rows, columns).
     """
-    left, top, right, bottom = bounds_of(outline)
     if isinstance(outline, Mapping):
         height, width = outline["size"]
-        rows, columns = _middles(height, grid[0]), _middles(width, grid[1])
-        some = (columns >= left) & (columns < right)
-        inside = np.zeros(grid, np.bool_)
-        places = columns[some] * height + rows[:, np.newaxis]
-        inside[:, some] = np.searchsorted(np.cumsum(outline["counts"]), places, side="right") % 2 == 1
-        return inside
-    from pycocotools.mask import decode, frPyObjects  # compiled code, which most boards never need
+        return _are_inside(outline["counts"], (height, width), _middles(height, grid[0]), _middles(width, grid[1]))
+    from pycocotools.mask import frPyObjects, merge  # compiled code, which most boards never need
 
     # A window around the polygons, at whole pixels: what they cover does not depend on where it begins.
+    left, top, right, bottom = bounds_of(outline)
     slack = np.array([_SLACK * size[1] + 1, _SLACK * size[0] + 1])
     low, high = -slack, np.array(size[::-1]) + slack
     x, y = np.floor(np.maximum((left, top), low)).astype(int).tolist()
     width, height = (np.ceil(np.minimum((right, bottom), high)).astype(int) - (x, y) + 1).clip(1).tolist()
     moved = [(np.clip(np.array(each).reshape(-1, 2), low, high) - (x, y)).ravel().tolist() for each in outline]
-    window = np.pad(decode(frPyObjects(moved, height, width)).any(axis=2), 1)
-    rows = (_middles(size[0], grid[0]) - y + 1).clip(0, height + 1)
-    columns = (_middles(size[1], grid[1]) - x + 1).clip(0, width + 1)
-    cells: NDArray[np.bool_] = window[rows[:, np.newaxis], columns]
-    return cells
+    lengths = run_lengths_of(merge(frPyObjects(moved, height, width))["counts"].decode())
+    return _are_inside(lengths, (height, width), _middles(size[0], grid[0]) - y, _middles(size[1], grid[1]) - x)
+
+
+def _are_inside(
+    lengths: Sequence[int], size: tuple[int, int], rows: NDArray[np.intp], columns: NDArray[np.intp]
+) -> NDArray[np.bool_]:
+    """Return which places of these rows and columns are inside a mask of this (height, width), by its runs."""
+    height, ends = size[0], np.cumsum(lengths)
+    inside = np.zeros((len(rows), len(columns)), np.bool_)
+    if len(ends) < 2:
+        return inside
+    shown_rows = (rows >= 0) & (rows < height)
+    shown_columns = (columns >= ends[0] // height) & (columns * height < ends[1::2][-1])
+    places = columns[shown_columns] * height + rows[shown_rows, np.newaxis]
+    inside[np.ix_(shown_rows, shown_columns)] = np.searchsorted(ends, places, side="right") % 2 == 1
+    return inside
 
 
 def _middles(length: int, cells: int) -> NDArray[np.intp]:

@@ -95,6 +95,8 @@ class Poses(Shapes):
         assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
         is_label = isinstance(truth, LabelledPoints)
         similarity = iou_matrix(self.boxes, truth.boxes)
+        if not len(truth):  # a label that says so knows no number of key points
+            return similarity
         sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
         areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
         spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
