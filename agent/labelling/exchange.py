@@ -116,9 +116,9 @@ def _read_coco(
     instances = read_instances(path)
     if not len(instances.boxes):
         raise _refusal(
-            f"no box in any of {len(instances.images)} images of {path}",
-            "labels; frames leave the board without any",
-            "draw the boxes, and export from the tool; for frames where nothing is, `tared label` works too",
+            f"no {'box' if kind.form == 'boxes' else 'object'} in any of {len(instances.images)} images of {path}",
+            "labels; frames leave the board without any, or the model found nothing in them",
+            "draw the objects, and export from the tool; for frames where nothing is, `tared label` works too",
         )
     # CVAT writes every mask as a crowd: to COCO only crowds have runs in place of polygons.
     are_masks = [kind.form == "shapes" and isinstance(each, Mapping) for each in instances.outlines]

@@ -117,6 +117,9 @@ class Detect(ModelTask):
     frames_to_check: ClassVar[int] = 32
     has_open_outputs: ClassVar[bool] = True
     finds_objects: ClassVar[bool] = True
+    nvinfer_remark: ClassVar[str] = (
+        "boxes from nvinfer itself: network-type=0, parse-bbox-func-name and custom-lib-path of your parser"
+    )
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameBoxes()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("score_threshold", "classes", "masks"))
 

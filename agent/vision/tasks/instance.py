@@ -152,6 +152,10 @@ class Instance(Detect):
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["instance"].decoders
+    nvinfer_remark: ClassVar[str] = (
+        "masks from nvinfer itself: network-type=3, output-instance-mask=1, parse-bbox-instance-mask-func-name and "
+        "custom-lib-path of your parser"
+    )
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameInstances()
 
     def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:

@@ -160,6 +160,7 @@ class Obb(Detect):
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["obb"].decoders
+    nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no angle: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameCorners()
 
     def _candidate_decoder(self, size: Size) -> Callable[[Outputs], Detections]:

@@ -257,6 +257,7 @@ class Pose(Detect):
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
+    nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no key points: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FramePoints()
 
     @property

@@ -189,6 +189,9 @@ class Segment(ModelTask):
 
     can_be_drawn: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
+    nvinfer_remark: ClassVar[str] = (
+        "classes from nvinfer itself: network-type=2, which takes one output of probabilities (softmax or sigmoid)"
+    )
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameSegments()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
 
@@ -203,6 +206,18 @@ class Segment(ModelTask):
             return LabelMap(classes, size)
 
         return decode
+
+    def nvinfer_parser(self, output: TensorSpec) -> Sequence[str]:
+        """nvinfer takes the largest probability of a pixel, where that is above its threshold (Gst-nvinfer's manual)."""
+        shape = output.shape[1:]
+        sides = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] in (1, len(self.spec.labels))]
+        if len(sides) != 1:
+            return ()
+        (axis,) = sides
+        threshold = self.spec.score_threshold if shape[axis] == 1 else 0.0
+        order = 0 if axis == 0 else 1
+        keys = f"segmentation-threshold={threshold}", f"segmentation-output-order={order}"
+        return ("network-type=2", f"num-detected-classes={shape[axis]}", *keys)
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> MaskImages:
         from agent.vision.datasets.mask_images import MaskImages
