@@ -22,7 +22,7 @@ from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
-from agent.vision.tasks.maps import enlarged, has_proportions, mask_of_runs, part_of_frame, run_lengths
+from agent.vision.tasks.maps import encoded, enlarged, has_proportions, mask_of_runs, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
 from agent.vision.tasks.shapes import Shapes, outlines_of, shape_ious
@@ -101,9 +101,8 @@ class Instances(Shapes):
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return each object with its mask in COCO's run-length encoding."""
         found = super().as_dict(spec)
-        size = [self.masks.shape[1], self.columns]
         for index, each in enumerate(found["detections"]):
-            each["mask"] = {"size": size, "counts": run_lengths(self.mask(index))}
+            each["mask"] = encoded(self.mask(index))
         return found
 
     def draw(self, picture: Picture, spec: ModelSpec) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -55,6 +55,18 @@ def part_of_frame(values: NDArray[MapT], covered: Size, geometry: Geometry, fill
     taken: NDArray[MapT] = values[..., rows.clip(0, height - 1), :][..., columns.clip(0, width - 1)]
     taken[..., ~is_there] = fill
     return taken
+
+
+def encoded(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return a mask for JSON, in COCO's compressed run-length encoding: a third of the length of plain numbers.
+
+    >>> encoded(np.array([[False, True], [True, True]]))
+    {'size': [2, 2], 'counts': '13'}
+    """
+    from pycocotools.mask import encode  # compiled code, which a task without masks never needs
+
+    runs = encode(np.asfortranarray(mask).view(np.uint8))
+    return {"size": [*mask.shape], "counts": runs["counts"].decode()}
 
 
 def run_lengths(mask: NDArray[np.bool_]) -> list[int]:

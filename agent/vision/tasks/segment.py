@@ -21,7 +21,7 @@ from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths
+from agent.vision.tasks.maps import encoded, has_proportions, no_map, part_of_frame, run_lengths
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, image_of
 from engines.interface import Array, TensorSpec
@@ -118,14 +118,13 @@ class LabelMap(Answer):
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return for each class its share of the pixels, and its mask in COCO's run-length encoding."""
-        height, width = self.classes.shape
         return {
             "segments": [
                 {
                     "class": number,
                     "label": spec.label(number),
                     "share": round(float((self.classes == number).mean()), 4),
-                    "mask": {"size": [height, width], "counts": run_lengths(self.classes == number)},
+                    "mask": encoded(self.classes == number),
                 }
                 for number in sorted(self.classes_seen)
             ]
@@ -190,7 +189,7 @@ class Segment(ModelTask):
     can_be_drawn: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
     nvinfer_remark: ClassVar[str] = (
-        "classes from nvinfer itself: network-type=2, which takes one output of probabilities (softmax or sigmoid)"
+        "classes from nvinfer itself: network-type=2, for one output of probabilities, with labels of all classes"
     )
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameSegments()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
@@ -208,7 +207,7 @@ class Segment(ModelTask):
         return decode
 
     def nvinfer_parser(self, output: TensorSpec) -> Sequence[str]:
-        """nvinfer takes the largest probability of a pixel, where that is above its threshold (Gst-nvinfer's manual)."""
+        """nvinfer takes the class of the largest probability, where that is above its threshold (Gst-nvinfer)."""
         shape = output.shape[1:]
         sides = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] in (1, len(self.spec.labels))]
         if len(sides) != 1:

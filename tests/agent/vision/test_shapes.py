@@ -14,6 +14,7 @@ import shape_outputs
 from shape_outputs import SIZE, Object
 
 from agent.common.errors import ConfigError, DatasetError
+from agent.vision.datasets.outlines import run_lengths_of
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
@@ -218,7 +219,7 @@ def test_answers_come_to_the_frame_and_into_a_picture(answer: Any) -> None:
     document = found.as_dict(spec("detect"))["detections"][1]
     if isinstance(found, Instances):
         assert document["mask"]["size"] == [12, 24]
-        assert sum(document["mask"]["counts"]) == 12 * 24
+        assert sum(run_lengths_of(document["mask"]["counts"])) == 12 * 24
         assert found.mask(1).any()
     elif isinstance(found, Poses):
         np.testing.assert_allclose(found.points[1, :, :2], (PEOPLE[1][:, :2] - (0, 7)) * 2, atol=1e-3)
