@@ -200,10 +200,7 @@ def _check_names(labels: Sequence[str]) -> None:
 def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str], kind: LabelKind[Any, Any]) -> dict[str, Any]:
     annotations: list[dict[str, Any]] = []
     for frame in frames:
-        truth = frame.label
-        if truth is None and kind.form == "shapes":
-            truth = kind.from_answer(frame.reference, (frame.height, frame.width))
-        for each in kind.document(truth) if truth is not None else ():
+        for each in _objects(frame, kind):
             identity = {"id": len(annotations) + 1, "image_id": frame.id, "category_id": each["class"] + 1}
             annotations.append({**identity, **kind.to_coco(each), "iscrowd": 0})
     names = labels or _numbers_as_names(frames, [each["category_id"] - 1 for each in annotations])
@@ -217,6 +214,22 @@ def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str], kind: La
         "annotations": annotations,
         "categories": [{"id": number + 1, "name": name, **kind.coco_category()} for number, name in enumerate(names)],
     }
+
+
+def _objects(frame: DrawnFrame, kind: LabelKind[Any, Any]) -> list[dict[str, Any]]:
+    """Return the objects of a frame's label; without one, of shapes, those of the model's answer that can be labels."""
+    if frame.is_labelled:
+        labelled: list[dict[str, Any]] = kind.document(frame.label)
+        return labelled
+    if kind.form != "shapes":
+        return []
+    size = frame.height, frame.width
+    objects = []
+    for each in kind.document(kind.from_answer(frame.reference, size)):
+        with suppress(LabelError):  # a box without an area, or far outside
+            kind.read([each], (), size)
+            objects.append(each)
+    return objects
 
 
 def _numbers_as_names(frames: Sequence[DrawnFrame], labelled: Sequence[int]) -> list[str]:

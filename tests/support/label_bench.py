@@ -112,10 +112,11 @@ KEYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tared(bench: LabelBench, *arguments: object, code: int = 0) -> dict[str, Any]:
-    """The keys that `tared label --json` prints."""
+def tared(bench: LabelBench | Path, *arguments: object, code: int = 0) -> dict[str, Any]:
+    """The keys that `tared label --json` prints. bench: or the path of a config.yaml."""
+    config = bench if isinstance(bench, Path) else bench.config
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        assert main(["label", "-c", str(bench.config), "--json", *map(str, arguments)]) == code
+        assert main(["label", "-c", str(config), "--json", *map(str, arguments)]) == code
     printed = json.loads(output.getvalue())
     assert isinstance(printed, dict)
     return printed
