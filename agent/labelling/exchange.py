@@ -224,11 +224,10 @@ def _objects(frame: DrawnFrame, kind: LabelKind[Any, Any]) -> list[dict[str, Any
     if kind.form != "shapes":
         return []
     size = frame.height, frame.width
-    objects = []
+    objects: list[dict[str, Any]] = []
     for each in kind.document(kind.from_answer(frame.reference, size)):
         with suppress(LabelError):  # a box without an area, or far outside
-            kind.read([each], (), size)
-            objects.append(each)
+            objects += kind.document(kind.read([each], (), size))
     return objects
 
 

@@ -80,8 +80,8 @@ def test_a_model_of_each_task_is_served_shown_drawn_and_labelled(
         tared(config, "--import", labels)
         event = watcher.expect(TOPICS.event, kind="labelled")
         assert (event["labels"], event["suggested"]) == (DRAWN, DRAWN)
-        # Of random objects a few have no area, and are no labels.
-        assert event["overall"]["reference"]["estimate"] > (0.5 if key == "detections" else 0.999)
+        if task == "segment":  # a random object may have no area, and is no label then
+            assert event["overall"]["reference"]["estimate"] == pytest.approx(1.0, abs=1e-3)
 
 
 def drawn(config: Path) -> int:
