@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # The corners of a box, in halves of its sides, clockwise from the upper left.
 _CORNERS = np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)], np.float32) * np.float32(0.5)
-_LEAST_AREA = 0.01  # of a label, in pixels
+_LEAST_AREA = 0.01  # square pixels, for a label
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

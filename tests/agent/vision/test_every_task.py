@@ -1,4 +1,4 @@
-"""What comes after an answer takes that of every task: results of bounded length, policies, losses by class."""
+"""Answers of every task have results of bounded length, policies and losses by class."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_result_line_has_the_shape_of_each_part(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", [task for task in PARTS if task != "segment"])
-def test_of_a_thousand_objects_the_surest_fit_a_message(task: str) -> None:
+def test_the_surest_of_a_thousand_objects_fit_a_message(task: str) -> None:
     key, is_shaped = PARTS[task]
     document = result_line(1, many(answer(task), 1000), spec(task)).document
     assert len(document[key]) == 1000
@@ -90,7 +90,7 @@ def test_a_depth_map_fits_a_message_whatever_its_size() -> None:
 
 
 @pytest.mark.parametrize("task", PARTS)
-def test_of_zero_objects_a_line_says_so(task: str) -> None:
+def test_a_line_says_that_there_are_zero_objects(task: str) -> None:
     empty = answer(task).shown(Policy(classes=frozenset()), "street", None)
     assert empty.is_empty
     assert result_line(1, empty, spec(task)).document[PARTS[task][0]] == []
