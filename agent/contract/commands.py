@@ -84,10 +84,10 @@ class LabelledBox(Document):
     """
 
     class_: ClassLabel = Field(alias="class")
-    box: list[Pixel] | None = Field(default=None, min_length=4, max_length=4)
+    box: Annotated[list[Pixel], Field(min_length=4, max_length=4)] | None = None
     outline: Annotated[list[list[Pixel]], Field(max_length=100)] | RunLengths | None = None
-    keypoints: list[Pixel] | None = Field(default=None, min_length=3, max_length=3000)
-    corners: list[list[Pixel]] | None = Field(default=None, min_length=4, max_length=4)
+    keypoints: Annotated[list[Pixel], Field(min_length=3, max_length=3000)] | None = None
+    corners: Annotated[list[list[Pixel]], Field(min_length=4, max_length=4)] | None = None
 
     @field_validator("box")
     @classmethod

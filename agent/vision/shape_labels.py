@@ -29,18 +29,18 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 class FrameShapes(LabelKind[LabelledT, AnswerT]):
     """All objects of a frame, each with a shape.
 
-    shape: The key of an object's document that has its shape.
+    shape_key: The key of an object's document that has its shape.
     """
 
     form: ClassVar[Literal["class", "boxes", "shapes"]] = "shapes"
-    shape: ClassVar[str]
+    shape_key: ClassVar[str]
 
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> LabelledT:
         """Return the objects; `labels.shape` for a shape that is none, or is not in the frame."""
         if not isinstance(document, list) or not all(
-            isinstance(each, dict) and self.shape in each for each in document
+            isinstance(each, dict) and self.shape_key in each for each in document
         ):
-            found, expected = f"a label that is no list of objects with '{self.shape}'", self.example
+            found, expected = f"a label that is no list of objects with '{self.shape_key}'", self.example
             raise LabelError("labels.task", found, expected, "send labels of the model's task")
         if len(document) > MOST_OBJECTS:
             expected = f"at most {MOST_OBJECTS} in a frame"
@@ -75,7 +75,7 @@ class LabelledOutlines(LabelledBoxes):
 class FrameOutlines(FrameShapes[LabelledOutlines, AnswerT]):
     """All objects of a frame, or all of its areas, each with an outline as COCO has it."""
 
-    shape: ClassVar[str] = "outline"
+    shape_key: ClassVar[str] = "outline"
     example: ClassVar[str] = '[{"class": 0, "outline": [[x1, y1, x2, y2, x3, y3]]}]'
     unnamed: LabelledOutlines | None = LabelledOutlines(
         boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), outlines=np.zeros(0, object)

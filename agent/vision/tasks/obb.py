@@ -90,7 +90,7 @@ class OrientedBoxes(Shapes):
 class FrameCorners(FrameShapes[LabelledCorners, OrientedBoxes]):
     """All objects of a frame, each with four corners."""
 
-    shape: ClassVar[str] = "corners"
+    shape_key: ClassVar[str] = "corners"
     example: ClassVar[str] = '[{"class": 0, "corners": [[x1, y1], [x2, y2], [x3, y3], [x4, y4]]}]'
     unnamed: LabelledCorners | None = LabelledCorners(
         boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), corners=np.zeros((0, 4, 2), np.float32)

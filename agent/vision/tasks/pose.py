@@ -160,7 +160,7 @@ class FramePoints(FrameShapes[LabelledPoints, Poses]):
         is_one: The model has the key points of one object.
     """
 
-    shape: ClassVar[str] = "keypoints"
+    shape_key: ClassVar[str] = "keypoints"
     example: ClassVar[str] = '[{"class": 0, "keypoints": [x1, y1, 2, x2, y2, 0]}]'
 
     def __init__(self, names: Sequence[str] | None = None, is_one: bool = False) -> None:

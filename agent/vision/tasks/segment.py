@@ -81,12 +81,12 @@ class LabelMap(Answer):
 
     def accuracy(self, truth: LabelledOutlines) -> float | None:
         """Return the mean IoU over the classes in the map or in the label; a pixel without a label shows none."""
-        own, labelled = self._beside(truth)
+        own, labelled = self._compared_with(truth)
         return own.fidelity(labelled) if not (own.is_empty and labelled.is_empty) else None
 
     def hits(self, truth: LabelledOutlines, wanted: Wanted | None = None) -> Hits:
         """Return the classes of the map; one is right where its IoU with the label's is 0.5. None has a score."""
-        own, labelled = self._beside(truth)
+        own, labelled = self._compared_with(truth)
         found, shown = (np.array(sorted(each.classes_seen), np.int64) for each in (own, labelled))
         right = class_ious(confusion(own.classes, labelled.classes))[found] >= _SAME_CLASS
         if wanted is not None:
@@ -94,7 +94,7 @@ class LabelMap(Answer):
             found, right, shown = found[is_wanted], right[is_wanted], shown[wanted(shown, None)]
         return Hits(found, np.ones(len(found)), right, shown)
 
-    def _beside(self, truth: LabelledOutlines) -> tuple[LabelMap, LabelMap]:
+    def _compared_with(self, truth: LabelledOutlines) -> tuple[LabelMap, LabelMap]:
         """Return this map and a label's, of the same cells, at most one for each pixel of the frame."""
         height, width = (min(*sides) for sides in zip(self.classes.shape, self.covered, strict=True))
         classes = np.full((height, width), NOTHING, np.int16)
