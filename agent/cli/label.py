@@ -71,7 +71,7 @@ def _label(options: argparse.Namespace) -> int:
         return _propose(options, store)
     if not options.list:
         with suppress(KeyboardInterrupt):
-            _label_in_browser(store, spec.labels, options.listen or _ANY_PORT)
+            _label_in_browser(store, spec, options.listen or _ANY_PORT)
     return _list(options, store, spec.labels)
 
 
@@ -111,12 +111,12 @@ def _none_drawn(found: str) -> AgentError:
     return AgentError("labelling.none", found, "frames that a daemon has drawn for labelling", remedy)
 
 
-def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> None:
+def _label_in_browser(store: LabelStore, spec: ModelSpec, listen: str) -> None:
     from agent.common.console import say
     from agent.labelling.browser import LabelPage, open_listener
 
     with open_listener(listen) as listener:
-        page = LabelPage(store, labels, listener)
+        page = LabelPage(store, spec, listener)
         say(f"label frames at {page.address} (Ctrl-C ends)")
         if store.kind.form == "shapes":
             say("the page takes frames with nothing in them; draw in a tool for COCO's JSON: --export, then --import")

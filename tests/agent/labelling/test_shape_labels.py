@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from label_bench import HEIGHT, KEYS, SHAPED, WIDTH, LabelBench, tared
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from label_bench import CLASSES, HEIGHT, KEYS, SHAPED, WIDTH, LabelBench, tared
 from pycocotools.coco import COCO
 from pycocotools.mask import area
 
+from agent.vision.detections import Detections
 from agent.vision.labels import LabelError
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.opening import label_kind
@@ -197,6 +200,39 @@ def test_a_model_of_one_pose_takes_one_object() -> None:
     assert kind.read([each]).boxes.tolist() == [[1, 1, 9, 9]]
     with pytest.raises(LabelError, match="2 objects"):
         kind.read([each, each])
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 9.5, 60, -7, 159, 160, 10**400, math.nan, math.inf, True, None, "1"]) | st.floats()
+LISTS = st.lists(NUMBERS, max_size=12) | st.lists(st.lists(NUMBERS, max_size=9), max_size=5)
+RUNS = st.lists(st.integers(-3, HEIGHT * WIDTH), max_size=6)
+SOUND = st.lists(st.integers(0, 3000), max_size=6).map(lambda runs: [*runs, HEIGHT * WIDTH - sum(runs)])
+MASKS = st.fixed_dictionaries(
+    {"size": st.just([HEIGHT, WIDTH]) | LISTS, "counts": RUNS | SOUND | st.text("0159o", max_size=9)}
+)
+OBJECTS = st.fixed_dictionaries(
+    {"class": st.integers(0, 5) | NUMBERS},
+    optional={"outline": LISTS | MASKS, "keypoints": LISTS, "corners": LISTS, "box": LISTS},
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(TASKS), st.lists(OBJECTS, max_size=3) | NUMBERS, st.booleans())
+def test_a_label_can_be_compared_and_kept_or_is_refused(task: str, document: Any, is_size_known: bool) -> None:
+    boxes = np.array([[40, 30, 100, 90], [2, 2, 20, 20]], np.float32)
+    found = Detections(boxes=boxes, classes=np.array([0, 3]), scores=np.array([0.75, 0.5], np.float32))
+    served = SHAPED[task](found)
+    kind = label_kind(task).fitted(ModelSpec.model_validate({"path": "m.onnx", "task": task, **KEYS.get(task, {})}))
+    try:
+        truth = kind.read(document, CLASSES, (HEIGHT, WIDTH) if is_size_known else None)
+    except LabelError:
+        return
+    accuracy = served.accuracy(truth)
+    assert accuracy is not None
+    assert 0.0 <= accuracy <= 1.0
+    assert served.hits(truth).counts.true_positives <= 2
+    kept = kind.read(json.loads(json.dumps(kind.document(truth), allow_nan=False)))
+    assert kind.is_same(kept, truth)
+    assert served.accuracy(kept) == pytest.approx(accuracy, abs=0.02)
 
 
 @pytest.mark.parametrize("task", TASKS)
