@@ -82,7 +82,7 @@ def test_nvinfer_prepares_frames_as_the_spec_does(bench: Bench) -> None:
 def probabilities(net: Net) -> ModelProto:
     """Five classes for each pixel, behind a softmax and a resize."""
     scores = net.node("Softmax", net.conv("image", 3, 5, strides=[2, 2]), axis=1)
-    scales = net.constant(np.float32([1, 1, 2, 2]))
+    scales = net.constant(np.array([1, 1, 2, 2], np.float32))
     return net.model(net.node("Resize", scores, "", scales, mode="nearest"))
 
 
