@@ -82,10 +82,11 @@ def _are_inside(
     inside = np.zeros((len(rows), len(columns)), np.bool_)
     if len(ends) < 2:
         return inside
-    shown_rows = (rows >= 0) & (rows < height)
-    shown_columns = (columns >= ends[0] // height) & (columns * height < ends[1::2][-1])
-    places = columns[shown_columns] * height + rows[shown_rows, np.newaxis]
-    inside[np.ix_(shown_rows, shown_columns)] = np.searchsorted(ends, places, side="right") % 2 == 1
+    first, last = ends[0] // height, -(-ends[1::2][-1] // height)  # columns: all others are outside
+    counts = np.diff(np.clip(ends, first * height, last * height), prepend=first * height)
+    shown = np.repeat(np.arange(len(ends)) % 2 == 1, counts).reshape(-1, height)
+    in_rows, in_columns = (rows >= 0) & (rows < height), (columns >= first) & (columns < last)
+    inside[np.ix_(in_rows, in_columns)] = shown[columns[in_columns] - first][:, rows[in_rows]].T
     return inside
 
 
