@@ -112,7 +112,7 @@ class Instances(Shapes):
         classes = np.full((self.masks.shape[1], self.columns), NOTHING, np.int16)
         for index in np.argsort(self.scores, kind="stable"):
             classes[self.mask(index)] = self.classes[index]
-        LabelMap(classes, self.covered).draw(picture, spec)
+        LabelMap(classes, self.covered).paint(picture)
         super().draw(picture, spec)
 
 

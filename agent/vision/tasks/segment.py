@@ -15,7 +15,7 @@ from agent.common.errors import DatasetError
 from agent.vision.answer import Answer, Decoder, Hits, ServedClass, Wanted
 from agent.vision.boxes import Size
 from agent.vision.datasets.outlines import cells_inside
-from agent.vision.drawing import COLORS, Picture
+from agent.vision.drawing import COLORS, Picture, draw_name
 from agent.vision.labels import LabelKind
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
@@ -137,7 +137,18 @@ class LabelMap(Answer):
         return ", ".join(f"{spec.label(each)} {shares[each]:.0%}" for each in largest) or "nothing"
 
     def draw(self, picture: Picture, spec: ModelSpec) -> None:
-        del spec
+        """Paint the classes, each with its name where its area is widest."""
+        self.paint(picture)
+        height, width = self.classes.shape
+        for number in sorted(self.classes_seen):
+            inside = np.pad(self.classes == number, 1).astype(np.uint8)
+            distances = cv2.distanceTransform(inside, cv2.DIST_L1, 3)
+            row, column = np.unravel_index(distances.argmax(), distances.shape)
+            x, y = (column - 0.5) * picture.shape[1] / width, (row - 0.5) * picture.shape[0] / height
+            draw_name(picture, spec.label(number), (int(x), int(y)), number)
+
+    def paint(self, picture: Picture) -> None:
+        """Lay the colour of each class over the picture."""
         classes = self.resized((picture.shape[0], picture.shape[1])).classes
         shown = classes != NOTHING
         colors = np.array(COLORS, np.uint8)[classes % len(COLORS)]
