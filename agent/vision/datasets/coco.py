@@ -58,15 +58,28 @@ class _Annotation(_Part):
     @property
     def outline(self) -> Any:
         """The segmentation, or else the four corners of a turned box; None where it has neither."""
-        if self.segmentation or not self.rotation:
-            return self.segmentation
+        return self.segmentation if self.segmentation or not self.rotation else [self.corners.ravel().tolist()]
+
+    @property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """x1 y1 x2 y2 of the box, or around it where it is turned."""
+        left, top, width, height = self.bbox
+        if not self.rotation:
+            return left, top, left + width, top + height
+        (x1, y1), (x2, y2) = self.corners.min(axis=0).tolist(), self.corners.max(axis=0).tolist()
+        return x1, y1, x2, y2
+
+    @property
+    def corners(self) -> NDArray[np.float64]:
+        """The four corners of the box, turned, (4, 2)."""
         left, top, width, height = self.bbox
         angle = np.deg2rad(self.rotation)
         cos, sin = np.cos(angle), np.sin(angle)
         x, y = np.array([-1, 1, 1, -1]) * width / 2.0, np.array([-1, -1, 1, 1]) * height / 2.0
         middle_x, middle_y = left + width / 2.0, top + height / 2.0
-        corners = np.stack((middle_x + x * cos - y * sin, middle_y + x * sin + y * cos), axis=1)
-        return [corners.round(3).ravel().tolist()]
+        turned = np.stack((middle_x + x * cos - y * sin, middle_y + x * sin + y * cos), axis=1)
+        corners: NDArray[np.float64] = turned.round(3)
+        return corners
 
 
 class _Category(_Part):
@@ -91,7 +104,7 @@ class CocoObjects:
         class_names: In the order of the categories' ids.
         images: In the document's order; `file_name` is the image's file among those that are there.
         rows: For each image, the indices of its objects.
-        boxes: float64 (n, 4), x1 y1 x2 y2 in pixels.
+        boxes: float64 (n, 4), x1 y1 x2 y2 in pixels; around a turned box, which may lie beyond the picture.
         classes: int64 (n,), indices of class_names.
         areas: float64 (n,), of the object's outline in px, or of its box.
         crowds: bool (n,).
@@ -215,14 +228,13 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> C
         if not each.rotation:  # one that is turned may begin beyond the picture
             _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
         rows[place_of[each.image_id]].append(number)
-    boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
     areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]
     return CocoObjects(
         where=where,
         class_names=[category.name for category in categories],
         images=[image.model_copy(update={"file_name": find(image.file_name)}) for image in document.images],
         rows=[np.array(each, np.int64) for each in rows],
-        boxes=np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
+        boxes=np.array([each.bounds for each in annotations], np.float64).reshape(-1, 4),
         classes=np.array([class_of[each.category_id] for each in annotations], np.int64),
         areas=np.array(areas, np.float64),
         crowds=np.array([each.iscrowd for each in annotations], np.bool_),
