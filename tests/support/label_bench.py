@@ -69,7 +69,7 @@ class LabelBench:
             return Classification(class_id, 0.75)
         boxes = np.array([[40, 30, 100, 90], [2, 2, 20 + class_id, 20]], np.float32)
         found = Detections(boxes=boxes, classes=np.array([class_id, 3]), scores=np.array([0.75, 0.5], np.float32))
-        return SHAPED.get(self.store.task, lambda found: found)(found)
+        return SHAPED[self.store.task](found) if self.store.task in SHAPED else found
 
 
 def _instances(found: Detections) -> Answer:
@@ -99,7 +99,7 @@ def _poses(found: Detections) -> Answer:
 
 def _oriented(found: Detections) -> Answer:
     centres, sides = found.boxes.reshape(2, 2, 2).mean(axis=1), found.boxes[:, 2:] - found.boxes[:, :2]
-    corners = turned(centres, sides * np.float32([1.0, 0.5]), np.float32([0.5, 0.0]))
+    corners = turned(centres, sides * np.array([1.0, 0.5], np.float32), np.array([0.5, 0.0], np.float32))
     return OrientedBoxes.around(corners, found.classes, found.scores)
 
 
