@@ -116,6 +116,21 @@ def test_cvat_turns_a_box_by_an_attribute_and_other_tools_write_four_points(tmp_
     assert scores(bench)[0][0] == pytest.approx(1.0, abs=1e-3)
 
 
+def test_key_points_without_a_label_do_not_count_and_hidden_ones_do(tmp_path: Path) -> None:
+    bench = LabelBench(tmp_path, "pose", 1)
+    document = exported(bench)[1]
+    for annotation, first in zip(document["annotations"], ([40, 30, 2], [2, 2, 2]), strict=True):
+        annotation["keypoints"] = [*first, 0, 0, 0, 0, 0, 0]
+    imported(bench, document)
+    assert scores(bench)[0][0] == 1.0
+    document["annotations"][0]["keypoints"] = [40, 30, 2, 0, 0, 0, 70, 60, 1]  # the third has a score of 0.1
+    imported(bench, document)
+    assert scores(bench)[0][0] == 1.0
+    document["annotations"][0]["keypoints"] = [40, 30, 2, 0, 0, 0, 159, 119, 1]
+    imported(bench, document)
+    assert scores(bench)[0][0] == pytest.approx(0.75, abs=0.01)
+
+
 def test_masks_that_cvat_writes_as_crowds_are_objects(tmp_path: Path) -> None:
     bench = LabelBench(tmp_path, "instance", 1)
     document = exported(bench)[1]

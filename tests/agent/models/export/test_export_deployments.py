@@ -87,17 +87,13 @@ def probabilities(net: Net) -> ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("make", "labels", "keys"),
+    ("make", "labels", "network_type", "threshold"),
     [
-        (
-            probabilities,
-            list("abcde"),
-            {"network-type": "2", "num-detected-classes": "5", "segmentation-threshold": "0.0"},
-        ),
-        (one_mask, ["a"], {"network-type": "2", "num-detected-classes": "1", "segmentation-threshold": "0.3"}),
-        (segmentation, list("abcde"), {"network-type": "100", "output-tensor-meta": "1"}),
-        (segmentation_argmax, list("abcde"), {"network-type": "100"}),
-        (probabilities, ["a"], {"network-type": "100"}),
+        (probabilities, "abcde", "2", "0.0"),
+        (one_mask, "a", "2", "0.3"),
+        (segmentation, "abcde", "100", None),
+        (segmentation_argmax, "abcde", "100", None),
+        (probabilities, "a", "100", None),
     ],
 )
 def test_nvinfer_segments_by_itself_where_its_parser_answers_as_the_task_does(
