@@ -19,7 +19,7 @@ from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.instance import Instances
-from agent.vision.tasks.obb import OrientedBoxes, common_areas, corner_ious, turned
+from agent.vision.tasks.obb import Obb, OrientedBoxes, common_areas, corner_ious, turned
 from agent.vision.tasks.opening import open_task
 from agent.vision.tasks.pose import Poses
 from engines.interface import TensorSpec
@@ -211,6 +211,27 @@ def test_oriented_boxes_are_suppressed_by_their_own_overlap() -> None:
     assert same.scores.tolist() == pytest.approx([0.9, 0.7])
     agnostic = oriented(objects=twice, angles=(0.785, 0.785, 0.785), nms="agnostic")
     assert agnostic.scores.tolist() == pytest.approx([0.9])
+
+
+@pytest.mark.parametrize("nms", ["per-class", "agnostic"])
+def test_a_crowd_is_suppressed_as_one_by_one(nms: str) -> None:
+    """More candidates than are compared at a time, in a narrow place."""
+    rng, count = np.random.default_rng(1), 120
+    sides = 20 + rng.random((count, 2), np.float32) * 60
+    corners = turned(rng.random((count, 2), np.float32) * 60, sides, rng.random(count, np.float32) * 3)
+    scores = np.sort(rng.random(count, np.float32))[::-1]
+    crowd = OrientedBoxes.around(corners, rng.integers(0, 3, count), scores)
+    overlaps = corner_ious(crowd.corners, crowd.corners) > 0.5
+    if nms == "per-class":
+        overlaps &= crowd.classes[:, np.newaxis] == crowd.classes
+    kept: list[int] = []
+    for index in range(count):
+        if not overlaps[index, kept].any():
+            kept.append(index)
+    task = open_task(spec("obb", decoder="yolov8", nms=nms))
+    assert isinstance(task, Obb)
+    assert task._suppressed(crowd).scores.tolist() == scores[kept].tolist()
+    assert 10 < len(kept) < 110
 
 
 @pytest.mark.parametrize("answer", [instances(), poses(), oriented()], ids=["instance", "pose", "obb"])
