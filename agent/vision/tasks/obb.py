@@ -262,8 +262,8 @@ def common_areas(found: FloatArray, truth: FloatArray) -> NDArray[np.float64]:
     """Return the area of each pair of convex shapes that both cover: (n, 4, 2) and (n, 4, 2) to float64 (n,).
 
     The first is clipped by one side of the second after the other (Sutherland and Hodgman 1974). Where others have more
-    corners, the last one is repeated, which adds no area. OpenCV's intersectConvexConvex is no choice here: of boxes whose
-    sides nearly coincide, as float's and INT8's do, it loses up to all of their area.
+    corners, the last one is repeated, which adds no area. OpenCV's intersectConvexConvex is no choice here: of boxes
+    whose sides nearly coincide, as float's and INT8's do, it loses up to all of their area.
     """
     places, clip = found.astype(np.float64), truth.astype(np.float64)
     turn = np.sign(_cross(clip[:, 2] - clip[:, 0], clip[:, 3] - clip[:, 1]))[:, np.newaxis]
