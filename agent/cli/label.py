@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from agent.labelling.accuracy import MeasuredAccuracy
     from agent.labelling.proposal import PolicyProposal
     from agent.labelling.store import Cell, DrawnFrame, LabelStore
+    from agent.vision.spec import ModelSpec
     from calibrate.statistics.evidence import Interval
 
 _ANY_PORT = "127.0.0.1:0"
@@ -38,7 +39,7 @@ def add_label(commands: Any) -> None:
     ways = label.add_mutually_exclusive_group()
     place = f"the page's address, which only this machine reaches (default: {_ANY_PORT}, any port)"
     option(ways, "--listen", "HOST:PORT", place)
-    written = "write frames that wait for another tool: COCO's JSON of a detector, else class folders (default: no)"
+    written = "write frames that wait for another tool: COCO's JSON, or class folders of a classifier (default: no)"
     option(ways, "--export", "FOLDER", written, Path)
     read = "store the labels of another tool: COCO's JSON, or class folders (default: no)"
     option(ways, "--import", "FILE.json", read, Path, dest="import_path")
@@ -57,25 +58,25 @@ def _label(options: argparse.Namespace) -> int:
     """
     if options.all and options.export is None:
         raise AgentError("cli.arguments", "--all without --export", "both", "see 'tared label --help'")
-    store, labels = _open(options)
+    store, spec = _open(options)
     if options.export is not None:
         from agent.labelling.exchange import export_frames
 
-        return print_result(options, export_frames(store, labels, options.export, options.all))
+        return print_result(options, export_frames(store, spec, options.export, options.all))
     if options.import_path is not None:
         from agent.labelling.exchange import import_labels
 
-        return print_result(options, import_labels(store, labels, options.import_path))
+        return print_result(options, import_labels(store, spec, options.import_path))
     if options.propose:
         return _propose(options, store)
     if not options.list:
         with suppress(KeyboardInterrupt):
-            _label_in_browser(store, labels, options.listen or _ANY_PORT)
-    return _list(options, store, labels)
+            _label_in_browser(store, spec, options.listen or _ANY_PORT)
+    return _list(options, store, spec.labels)
 
 
-def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
-    """Return the store of the configured model, and the names of its classes.
+def _open(options: argparse.Namespace) -> tuple[LabelStore, ModelSpec]:
+    """Return the store of the configured model, and its spec.
 
     Raises AgentError:
         labelling.task  the model's frames cannot be labelled
@@ -89,8 +90,9 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     config = load_board_config(options.config)
     spec = config.model
     if open_task(spec).labels is None:
-        expected = "a task whose frames people can label"
-        raise AgentError("labelling.task", f"a model of task {spec.task}", expected, "choose a model of such a task")
+        expected = "a task whose frames people can label; nobody draws outputs or distances"
+        remedy = "compare the engine with the float model by its fidelity, or with measured labels by `tared evaluate`"
+        raise AgentError("labelling.task", f"a model of task {spec.task}", expected, remedy)
     try:
         exists = LabelStore(config.state_dir, "", spec.task).exists
     except PermissionError as error:
@@ -101,7 +103,7 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     store = LabelStore(config.state_dir, open_model(spec).sha256, spec.task)  # the hash is of the prepared graph
     if not store.frames():
         raise _none_drawn(f"no drawn frame of {spec.path.name} in {config.state_dir}")
-    return store, spec.labels
+    return store, spec
 
 
 def _none_drawn(found: str) -> AgentError:
@@ -109,13 +111,15 @@ def _none_drawn(found: str) -> AgentError:
     return AgentError("labelling.none", found, "frames that a daemon has drawn for labelling", remedy)
 
 
-def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> None:
+def _label_in_browser(store: LabelStore, spec: ModelSpec, listen: str) -> None:
     from agent.common.console import say
     from agent.labelling.browser import LabelPage, open_listener
 
     with open_listener(listen) as listener:
-        page = LabelPage(store, labels, listener)
+        page = LabelPage(store, spec, listener)
         say(f"label frames at {page.address} (Ctrl-C ends)")
+        if store.kind.form == "shapes":
+            say("the page takes frames with nothing in them; draw in a tool for COCO's JSON: --export, then --import")
         forward = f"ssh -L {page.forwarding} THIS-BOARD"
         say(f"frames stay on this machine; from another machine, run '{forward}' there, then open the same address")
         has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -149,7 +153,7 @@ def _progress(frames: Sequence[DrawnFrame]) -> dict[str, int]:
     """Return the progress of the labels of some frames; suggested: labels that began as the model's answer."""
     return {
         "drawn": len(frames),
-        "labelled": sum(frame.label is not None for frame in frames),
+        "labelled": sum(frame.is_labelled for frame in frames),
         "suggested": sum(frame.suggested for frame in frames),
         "skipped": sum(frame.skipped for frame in frames),
         "waiting": sum(frame.is_waiting for frame in frames),
@@ -182,7 +186,7 @@ def _print_accuracy(measured: MeasuredAccuracy) -> None:
     print()
     console.print(tabulate(_CLASS_SCORES, by_class, console.width))
     if measured.suggested:
-        print(f"{measured.suggested} of these labels began with the model's boxes, and follow the model")
+        print(f"{measured.suggested} of these labels began with the model's answer, and follow the model")
     if measured.doubt:
         print(f"the labels are in doubt: {measured.doubt}")
 

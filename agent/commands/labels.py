@@ -71,5 +71,7 @@ class LabelsInbox:
         if kind is None:
             found = f"labels for a model of task {self.spec.task}"
             raise LabelError("labels.task", found, "none: this task has no labels", "correct the sender")
-        document = [each.model_dump(by_alias=True) for each in labels] if isinstance(labels, list) else labels
-        return kind.read(document, self.spec.labels)
+        document: object = labels
+        if isinstance(labels, list):
+            document = [each.model_dump(by_alias=True, exclude_none=True) for each in labels]
+        return kind.fitted(self.spec).read(document, self.spec.labels)

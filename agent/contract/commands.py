@@ -60,23 +60,47 @@ def _parse_json(value: object) -> object:
         raise ValueError("lists inside each other, but not that deep") from None
 
 
+class RunLengths(Document):
+    """A mask in COCO's run-length encoding.
+
+    Args:
+        size: Height and width.
+        counts: Lengths of runs by columns, the first outside the mask; or COCO's compressed text of them.
+    """
+
+    size: list[Annotated[int, Field(gt=0, le=1 << 16)]] = Field(min_length=2, max_length=2)
+    counts: list[Annotated[int, Field(ge=0, lt=2**32)]] | str
+
+
 class LabelledBox(Document):
-    """An object in a frame.
+    """An object in a frame: its box, or what else the model's task finds. All places are in frame pixels.
 
     Args:
         class_: Its class, by id or name.
-        box: x1, y1, x2, y2 in frame pixels.
+        box: x1, y1, x2, y2 of a detector's object.
+        outline: Polygons x1, y1, x2, y2, ..., or a mask, of instance or semantic segmentation.
+        keypoints: x, y and a visibility of 0, 1 or 2 for each key point of a pose.
+        corners: x, y of the four corners of an oriented box.
     """
 
     class_: ClassLabel = Field(alias="class")
-    box: list[Pixel] = Field(min_length=4, max_length=4)
+    box: Annotated[list[Pixel], Field(min_length=4, max_length=4)] | None = None
+    outline: Annotated[list[list[Pixel]], Field(max_length=100)] | RunLengths | None = None
+    keypoints: Annotated[list[Pixel], Field(min_length=3, max_length=3000)] | None = None
+    corners: Annotated[list[list[Pixel]], Field(min_length=4, max_length=4)] | None = None
 
     @field_validator("box")
     @classmethod
-    def _first_corner_first(cls, box: list[float]) -> list[float]:
-        if box[0] > box[2] or box[1] > box[3]:
+    def _first_corner_first(cls, box: list[float] | None) -> list[float] | None:
+        if box is not None and (box[0] > box[2] or box[1] > box[3]):
             raise ValueError("x1 y1 x2 y2 with x1 <= x2 and y1 <= y2")
         return box
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> LabelledBox:
+        if self.box is None and self.outline is None and self.keypoints is None and self.corners is None:
+            raise ValueError("box, outline, keypoints or corners")
+        return self
 
 
 class Labels(Document):
@@ -89,7 +113,7 @@ class Labels(Document):
         camera: Name of the camera.
         frame: Number of the frame.
         ts: Capture time in seconds: Unix time for cameras, media time for files.
-        labels: A class, by id or name, of a classifier; all objects of a detector's frame, none of them missing.
+        labels: A class, by id or name, of a classifier; else all objects of the frame, none of them missing.
     """
 
     camera: str = Field(max_length=256)

@@ -42,7 +42,7 @@ def read_labels(path: Path, spec: ModelSpec) -> dict[int, Truth]:
     if kind is None:
         found = f"labels of a camera with a model of task '{spec.task}'"
         raise ConfigError("labels.task", found, "a task that has labels", "remove camera.labels")
-    where = str(path)
+    kind, where = kind.fitted(spec), str(path)
     try:
         labels: dict[int, Truth] = {}
         for number, line in enumerate(read_text(path, _MOST_BYTES).splitlines(), 1):

@@ -1,7 +1,8 @@
 """Bound what the board scores from the labels of drawn frames: accuracy, and precision and recall by class.
 
 Accuracy is that of `agent.monitoring.accuracy`: for a classifier the share of right answers, for a detector the mean F1
-of the frames on which there is something to find or something was found. The served answers are scored beside the float
+of the frames on which there is something to find or something was found, for other tasks the mean of what the answers
+themselves are compared by, such as panoptic quality. The served answers are scored beside the float
 reference's on the same frames: the latter lose by the model, the difference is what INT8 loses.
 
 The intervals are of all observed time, not of the labelled frames (calibrate.statistics.sampling). They hold at all
@@ -93,16 +94,15 @@ def measured_accuracy(
         counted: Of all frames, drawn or not, by cell; None: nobody has counted.
     """
     passed = up_to_the_first_waiting(frames)
-    labelled = [frame for frame in passed if frame.label is not None]
+    labelled = [frame for frame in passed if frame.is_labelled]
     if not labelled:
         return None
-    hits = [(frame.served.hits(frame.label), frame.reference.hits(frame.label)) for frame in labelled]
-    classes = sorted({int(each) for pair in hits for one in pair for each in (*one.found, *one.shown)})
+    compared = [_compared(frame) for frame in labelled]
+    classes = sorted({int(each) for pair in compared for _, hits in pair for each in (*hits.found, *hits.shown)})
     cells: dict[Cell, SampledTotals] = {}
-    for frame, pair in zip(labelled, hits, strict=True):
+    for frame, pair in zip(labelled, compared, strict=True):
         totals = cells.setdefault(frame.cell, SampledTotals(1 + len(classes), 2 * _COUNTS))
-        scores = (frame.served.accuracy(frame.label), frame.reference.accuracy(frame.label))
-        counts = np.hstack([count_frame(*each, classes) for each in zip(scores, pair, strict=True)])
+        counts = np.hstack([count_frame(*each, classes) for each in pair])
         totals.add(frame.stratum, frame.weight, frame.probability, frame.seen, counts.tolist())
 
     def total(parts: Iterable[SampledTotals]) -> SampledTotals:
@@ -130,6 +130,12 @@ def measured_accuracy(
             for group, number in enumerate(classes, 1)
         },
     )
+
+
+def _compared(frame: DrawnFrame) -> list[tuple[float | None, Hits]]:
+    """Return the score of the served answer and of the reference's by the frame's label, and what of each is true."""
+    truth = frame.label
+    return [(each.accuracy(truth), each.hits(truth)) for each in (frame.served, frame.reference)]
 
 
 def up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:

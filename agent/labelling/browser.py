@@ -11,7 +11,6 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from http import HTTPStatus
@@ -28,6 +27,7 @@ from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response
 from agent.common.timing import Backoff, RetryState
 from agent.labelling.store import DrawnFrame, LabelStore
+from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
 
 _POLICY = (
@@ -64,9 +64,9 @@ class LabelPage:
         forwarding: What ssh -L takes, so that another machine reaches the page at the same port.
     """
 
-    def __init__(self, store: LabelStore, labels: Sequence[str], listener: socket.socket) -> None:
-        """labels: the names of the classes, as the model spec has them. Raises OSError where sockets cannot be had."""
-        self._store, self._labels = store, labels
+    def __init__(self, store: LabelStore, spec: ModelSpec, listener: socket.socket) -> None:
+        """Raises OSError where sockets cannot be had."""
+        self._store, self._labels, self._kind = store, spec.labels, store.kind.fitted(spec)
         self._token = secrets.token_urlsafe(24)
         server = http_url(*listener.getsockname()[:2])
         self.address = f"{server}/{self._token}/"
@@ -117,7 +117,7 @@ class LabelPage:
         if path in _FILES:
             return response(HTTPStatus.OK, _template(path).encode(), _FILES[path], *_POLICY)
         if path == "model":
-            return _respond_json({"task": self._store.task, "form": self._store.kind.form, "labels": [*self._labels]})
+            return _respond_json({"task": self._store.task, "form": self._kind.form, "labels": [*self._labels]})
         if path == "waiting":
             return _respond_json(self._state(None))
         if folder == "frames":
@@ -125,10 +125,10 @@ class LabelPage:
         if folder == "pictures":
             return response(HTTPStatus.OK, self._store.picture(_number(name)), "image/jpeg", *_POLICY)
         if folder == "reference":
-            kind, reference = self._store.kind, self._frame(_number(name)).reference
-            if kind.form != "boxes":
-                raise RefusedRequest(HTTPStatus.NOT_FOUND, "these frames have a class; expected frames with boxes")
-            return _respond_json(kind.document(reference))
+            reference = self._frame(_number(name)).reference
+            if self._kind.form != "boxes":
+                raise RefusedRequest(HTTPStatus.NOT_FOUND, "these frames have no boxes; expected frames with boxes")
+            return _respond_json(self._kind.document(reference))
         raise RefusedRequest(HTTPStatus.NOT_FOUND, "no such page")
 
     def _set(self, request: Request, path: str, body: bytes) -> bytes:
@@ -146,7 +146,7 @@ class LabelPage:
         if not isinstance(document, dict) or ("label" in document) == (document.get("skip") is True):
             raise RefusedRequest(HTTPStatus.BAD_REQUEST, 'expected {"label": ...} or {"skip": true}')
         if "label" in document:
-            truth = self._store.kind.read(document["label"], self._labels, (frame.height, frame.width))
+            truth = self._kind.read(document["label"], self._labels, (frame.height, frame.width))
             self._store.label(frame.id, truth, document.get("suggested") is True)
         else:
             self._store.skip(frame.id)
@@ -180,7 +180,7 @@ class LabelPage:
             "drawn": time.strftime("%Y-%m-%d %H:%M", time.localtime(frame.drawn_s)),
             "width": frame.width,
             "height": frame.height,
-            "label": self._store.kind.document(frame.label) if frame.label is not None else None,
+            "label": self._kind.document(frame.label) if frame.label is not None else None,
             "suggested": frame.suggested,
             "skipped": frame.skipped,
         }

@@ -107,7 +107,7 @@ def propose(
     """
     policy = policy or Policy()
     counted = up_to_the_first_waiting([frame for frame in frames if frame.regime == regime])
-    labelled = [_Labelled.from_frame(frame, policy) for frame in counted if frame.label is not None]
+    labelled = [_Labelled.from_frame(frame, policy) for frame in counted if frame.is_labelled]
     if len(labelled) < MIN_FRAMES:
         return None
     lowest = open_task(spec).least_score

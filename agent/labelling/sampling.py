@@ -137,7 +137,7 @@ class FrameSampler:
             for stratum in range(STRATA):
                 self._strata.see(stratum, float(counted.seconds[stratum]))
         for frame in frames:
-            if frame.label is not None and (value := frame.served.accuracy(frame.label)) is not None:
+            if frame.is_labelled and (value := frame.served.accuracy(frame.label)) is not None:
                 self._strata.learn(frame.stratum, value)
 
     def _count(self, served: ServedFrame, answer: Answer, reference: Answer) -> None:

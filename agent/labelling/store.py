@@ -117,9 +117,13 @@ class DrawnFrame(Draw):
     skipped: bool
 
     @property
+    def is_labelled(self) -> bool:
+        return self.label is not None
+
+    @property
     def is_waiting(self) -> bool:
         """True until it has a label or is skipped."""
-        return self.label is None and not self.skipped
+        return not (self.is_labelled or self.skipped)
 
 
 class LabelStore:
@@ -255,9 +259,9 @@ class LabelStore:
         """Set or replace the label of a frame, by its id here. Raises AgentError (`labelling.unknown`) without it."""
         self._set({frame: truth}, suggested)
 
-    def label_all(self, truths: Mapping[int, Truth]) -> None:
+    def label_all(self, truths: Mapping[int, Truth], suggested: bool = False) -> None:
         """Set or replace the labels of several frames, by their ids here; all or none. Raises as `label`."""
-        self._set(truths)
+        self._set(truths, suggested)
 
     def skip(self, frame: int) -> None:
         """Note that nobody can say what a frame shows. Raises as `label`."""
@@ -321,6 +325,36 @@ class LabelStore:
             raise self._database.access_error("write", error.strerror or str(error)) from error
 
 
+class _CompactFrame(DrawnFrame):
+    """One whose answers and label are parsed when they are asked for: the masks of thousands would fill the memory."""
+
+    def __init__(self, frame: DrawnFrame, kind: LabelKind[Any, Any], texts: Mapping[str, str | None]) -> None:
+        parsed = {"served", "reference", "label"}
+        vars(self).update({name: value for name, value in vars(frame).items() if name not in parsed})
+        vars(self).update(_kind=kind, _texts=texts)
+
+    @property
+    def served(self) -> Answer:
+        return self._answer("served")
+
+    @property
+    def reference(self) -> Answer:
+        return self._answer("reference")
+
+    @property
+    def is_labelled(self) -> bool:
+        return vars(self)["_texts"]["label"] is not None
+
+    @property
+    def label(self) -> Truth | None:
+        text = vars(self)["_texts"]["label"]
+        return vars(self)["_kind"].read(json.loads(text)) if text is not None else None
+
+    def _answer(self, engine: str) -> Answer:
+        answer: Answer = vars(self)["_kind"].read_answer(json.loads(vars(self)["_texts"][engine]))
+        return answer
+
+
 def _parsed(rows: Iterable[Sequence[Any]], kind: LabelKind[Any, Any]) -> Iterator[DrawnFrame]:
     for row in rows:
         values = dict(zip(_FRAME_COLUMNS.split(", "), row, strict=True))
@@ -336,6 +370,8 @@ def _parsed(rows: Iterable[Sequence[Any]], kind: LabelKind[Any, Any]) -> Iterato
                     "skipped": bool(values["skipped"]),
                 }
             )
+            if kind.form == "shapes":
+                frame = _CompactFrame(frame, kind, {name: values[name] for name in ("served", "reference", "label")})
             is_drawn = 0 <= frame.stratum < STRATA and 0.0 < frame.probability <= 1.0 and 0.0 < frame.weight < math.inf
         except (LabelError, ValueError, KeyError, TypeError, OverflowError):  # a damaged row costs itself alone
             continue

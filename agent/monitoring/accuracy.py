@@ -28,7 +28,8 @@ from calibrate.statistics.evidence import Interval
 MAX_BYTES = 4 * 2**20  # two minutes at 30 frames per second with ten detections each, nearly three with none
 _BASE_BYTES = 480  # size of an answer and its places in the two indexes, beside its arrays
 _INTERVALS = 31  # between frames, of which the median counts
-_ARRIVING = 600  # answers that wait for the supervisor, which reads them ten times a second; one that hangs loses some
+# Answers that wait for the supervisor, which reads them ten times a second; one that hangs loses some.
+_ARRIVING, _ARRIVING_SHAPES = 600, 60  # a map of classes may take a MB
 
 
 class LabelsError(AgentError):
@@ -139,7 +140,8 @@ class LiveAccuracy:
         """
         self._keeps = labels is not None
         self._unnamed = labels.unnamed if labels is not None else None
-        self._arriving: deque[ServedFrame] = deque(maxlen=_ARRIVING)
+        is_large = labels is not None and labels.form == "shapes"
+        self._arriving: deque[ServedFrame] = deque(maxlen=_ARRIVING_SHAPES if is_large else _ARRIVING)
         self._lock = threading.Lock()  # guards all below; the frame path never takes it
         self.answers = answers if answers is not None else RecentAnswers()
         self._mean = SinceStartBySecond()

@@ -11,6 +11,10 @@ from agent.labelling.accuracy import MeasuredAccuracy, Scores, measured_accuracy
 from agent.labelling.store import LabelStore
 from calibrate.statistics.evidence import Interval
 
+_CAPTION = (
+    "Accuracy of a classifier, mean F1 of a detector, mean IoU of a segmentation, mean panoptic quality of masks, "
+    "key points and oriented boxes"
+)
 _SCORES = (("frames", False), ("labels", True), ("served", True), ("float", True), ("what INT8 loses", True))
 _CLASSES = (
     ("class", False), ("precision", True), ("recall", True), ("precision of float", True), ("recall of float", True),
@@ -57,7 +61,7 @@ def _tables(measured: MeasuredAccuracy) -> Iterator[Table]:
         (name, (str(each.accuracy.n), each.accuracy.n), *map(_cell, (each.accuracy, each.reference, each.int8_loss)))
         for name, each in groups
     ]
-    yield Table(_SCORES, rows, "Accuracy of a classifier, mean F1 of a detector")
+    yield Table(_SCORES, rows, _CAPTION)
     by_class = [
         (name, *map(_cell, (each.precision, each.recall, each.reference_precision, each.reference_recall)))
         for name, each in measured.classes.items()

@@ -2,9 +2,10 @@
 
 Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and places back), `answer` (what
 every answer can be asked), `tasks` (from outputs to answers, one module each), `task` (the whole way of one frame).
-Apart from these, `fidelity` compares two answers, `labels` reads what people say of a frame, `datasets` has
-readers of labelled images, `evaluation` scores an engine on them, `output_checks` checks an engine's outputs, `policy`
-leaves out what the owner does not want to see, and `drawing` has what answers draw themselves with.
+Apart from these, `fidelity` compares two answers, `labels` reads what people say of a frame and `shape_labels` what
+they draw in other tools, `datasets` has readers of labelled images, `evaluation` scores an engine on them,
+`output_checks` checks an engine's outputs, `policy` leaves out what the owner does not want to see, and `drawing` has
+what answers draw themselves with.
 
 A new task or decoder: docs/contributing/extend.md.
 
@@ -20,6 +21,7 @@ Public names:
     task           VisionTask, ServedFrame, PendingInference, Outputs, Show, as_served, POLL_S
     fidelity       fidelity, Fidelity
     labels         LabelKind, LabelError, Truth, parse_class, class_id, class_name
+    shape_labels   FrameShapes, FrameOutlines, LabelledOutlines
     datasets       object_images, ClassifiedImages, LabelledObjects
     evaluation     evaluate
     policy         Policy

@@ -5,10 +5,14 @@ Boxes are float32 (n, 4) x1 y1 x2 y2 everywhere, in pixels of the network input 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # in `typing` since Python 3.11
+    from typing_extensions import Self
 
 FloatArray = NDArray[np.float32]
 COVERED = 0.53  # the share of its box that a person covers (Ultralytics, PoseValidator)
@@ -23,6 +27,8 @@ class LabelledBoxes:
     Args:
         boxes: float32 (n, 4), x1 y1 x2 y2 in pixels.
         classes: int64 (n,), numbers of classes from 0.
+
+    A mask, indices or a slice selects objects.
     """
 
     boxes: FloatArray
@@ -30,6 +36,10 @@ class LabelledBoxes:
 
     def __len__(self) -> int:
         return len(self.boxes)
+
+    def __getitem__(self, selection: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Self:
+        arrays = {name: each[selection] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return replace(self, **arrays)
 
 
 NO_BOXES = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -20,9 +20,6 @@ from agent.vision.drawing import Picture, draw_box
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-
-if TYPE_CHECKING:  # in `typing` since Python 3.11
-    from typing_extensions import Self
 
 MATCH_IOU = 0.5
 
@@ -45,10 +42,6 @@ class Detections(LabelledBoxes, Answer):
     """
 
     scores: FloatArray
-
-    def __getitem__(self, selection: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Self:
-        arrays = {name: each[selection] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
-        return replace(self, **arrays)
 
     def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return how far each detection is where each object of the truth is, in [0, 1]: (n, m), the boxes' IoU.
@@ -94,8 +87,7 @@ class Detections(LabelledBoxes, Answer):
         found = self
         if wanted is not None:
             found = self[wanted(self.classes, self.boxes)]
-            is_wanted = wanted(truth.classes, truth.boxes)
-            truth = LabelledBoxes(boxes=truth.boxes[is_wanted], classes=truth.classes[is_wanted])
+            truth = truth[wanted(truth.classes, truth.boxes)]
         return Hits(found.classes, found.scores, match(found, truth, MATCH_IOU), truth.classes)
 
     def sureness(self, reference: Detections) -> float:

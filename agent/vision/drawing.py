@@ -63,6 +63,11 @@ def draw_points(
             cv2.circle(picture, point, thickness + 1, color, -1)
 
 
+def draw_name(picture: Picture, text: str, place: tuple[int, int], number: int) -> None:
+    """Write a text above a place (x, y) in pixels, in the colour of this number."""
+    _write_text(picture, text, place, COLORS[number % len(COLORS)], _thickness(picture))
+
+
 def draw_title(picture: Picture, text: str) -> None:
     """Write a text into the upper left corner."""
     _write_text(picture, text, (0, 0), COLORS[0], _thickness(picture))

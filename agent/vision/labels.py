@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from agent.common.errors import AgentError
 from agent.vision.answer import Answer
 from agent.vision.boxes import Size
+from agent.vision.spec import ModelSpec
 
 _FAR_PX = 1e9
 _MOST_CLASSES = 1 << 31  # for a model whose spec names no class
@@ -28,12 +29,13 @@ class LabelKind(ABC, Generic[TruthT, AnswerT]):
     """What one frame's label is.
 
     form: It decides how the page of `tared label` asks for a label, and what labelling tools exchange. A "class" is an
-        int. "boxes" are LabelledBoxes, and an answer can be given as a label.
+        int. "boxes" are LabelledBoxes, and an answer can be given as a label. "shapes" are LabelledBoxes with more,
+        which people draw in another tool.
     unnamed: The label of a frame that the labels of a recording do not name; None: it has none.
     example: A label in JSON.
     """
 
-    form: ClassVar[Literal["class", "boxes"]]
+    form: ClassVar[Literal["class", "boxes", "shapes"]]
     example: ClassVar[str]
     unnamed: TruthT | None = None
 
@@ -45,7 +47,7 @@ class LabelKind(ABC, Generic[TruthT, AnswerT]):
             names: Of the model's classes; empty: any number is one.
             size: (height, width) of the frame, within which the label has to be; None: it is not known.
 
-        Raises LabelError: `labels.task` for a label of another form; `labels.class`, `labels.box`.
+        Raises LabelError: `labels.task` for a label of another form; `labels.class`, `labels.box`, `labels.shape`.
         """
 
     @abstractmethod
@@ -69,9 +71,42 @@ class LabelKind(ABC, Generic[TruthT, AnswerT]):
         del truth
         return False
 
+    def fitted(self, spec: ModelSpec) -> LabelKind[TruthT, AnswerT]:
+        """Return what a label is for the model of one spec, which may know more of it."""
+        del spec
+        return self
+
+    def from_answer(self, answer: AnswerT, size: Size) -> TruthT:
+        """Return the label that says what an answer says, of a frame of this (height, width); not of a class."""
+        del size
+        raise TypeError(f"{type(answer).__name__} as a label")
+
+    def coco_category(self) -> dict[str, Any]:
+        """Return what COCO's categories have beside id and name."""
+        return {}
+
+    def to_coco(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return COCO's keys of one object of `document`, but for those that identify it."""
+        left, top, right, bottom = document["box"]
+        width, height = round(right - left, 2), round(bottom - top, 2)
+        return {"bbox": [left, top, width, height], "area": round(width * height, 2)}
+
+    def from_coco(self, box: Sequence[float], outline: Any, keypoints: Any, size: Size) -> dict[str, Any]:
+        """Return an object as `read` takes it, but for its class.
+
+        Args:
+            box: x1 y1 x2 y2.
+            outline, keypoints: `segmentation` and `keypoints` as they are in the file; None: there is none.
+            size: (height, width) of the frame.
+
+        Raises LabelError: `labels.shape`.
+        """
+        del outline, keypoints, size
+        return {"box": box}
+
 
 class LabelError(AgentError):
-    """A label that fits no frame of the model: `labels.task`, `labels.class`, `labels.box`."""
+    """A label that fits no frame of the model: `labels.task`, `labels.class`, `labels.box`, `labels.shape`."""
 
 
 def class_name(number: int, names: Sequence[str]) -> str:
@@ -106,6 +141,11 @@ def check_class(number: Any, names: Sequence[str]) -> int:
             "correct the class, or labels in the model spec",
         )
     return number
+
+
+def whole(number: Any) -> Any:
+    """Return a whole number as one, as pandas writes it: 3.0."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def class_id(document: Any, names: Sequence[str]) -> int:

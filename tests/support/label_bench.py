@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,11 @@ from agent.vision.detections import Detections
 from agent.vision.labels import Truth
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.instance import Instances
+from agent.vision.tasks.obb import OrientedBoxes, turned
+from agent.vision.tasks.pose import Poses
+from agent.vision.tasks.segment import NOTHING, LabelMap
+from fleet.cli.main import main
 
 HEIGHT, WIDTH = 120, 160
 CLASSES = ("cat", "dog", "traffic light", "bus", "owl")
@@ -33,9 +40,7 @@ class LabelBench:
         self.folder = folder
         self.config = folder / "config.yaml"
         onnx.save(residual_net(), folder / "model.onnx")
-        spec: dict[str, Any] = {"path": "model.onnx", "task": task, "labels": list(labels)}
-        if task == "detect":
-            spec["decoder"] = "yolox"
+        spec: dict[str, Any] = {"path": "model.onnx", "task": task, "labels": list(labels), **KEYS.get(task, {})}
         document = {"model": spec, "state_dir": "state", "camera": {"source": "clip.avi"}}
         self.config.write_text(yaml.safe_dump(document))
         model = open_model(ModelSpec(**{**spec, "path": folder / "model.onnx"}))
@@ -63,7 +68,58 @@ class LabelBench:
         if self.store.task == "classify":
             return Classification(class_id, 0.75)
         boxes = np.array([[40, 30, 100, 90], [2, 2, 20 + class_id, 20]], np.float32)
-        return Detections(boxes=boxes, classes=np.array([class_id, 3]), scores=np.array([0.75, 0.5], np.float32))
+        found = Detections(boxes=boxes, classes=np.array([class_id, 3]), scores=np.array([0.75, 0.5], np.float32))
+        return SHAPED[self.store.task](found) if self.store.task in SHAPED else found
+
+
+def _instances(found: Detections) -> Answer:
+    """A mask of each box, less its upper right corner, in cells of 4 x 4 pixels."""
+    cells = np.zeros((2, HEIGHT // 4, WIDTH // 4), np.bool_)
+    for mask, (left, top, right, bottom) in zip(cells, np.rint(found.boxes / 4).astype(int).tolist(), strict=True):
+        mask[top:bottom, left:right] = True
+        mask[top : top + 2, right - 2 : right] = False
+    masks = np.packbits(cells, axis=2)
+    return Instances(**vars(found), masks=masks, columns=WIDTH // 4, covered=(HEIGHT, WIDTH))
+
+
+def _map(found: Detections) -> Answer:
+    classes = np.full((HEIGHT // 4, WIDTH // 4), NOTHING, np.int16)
+    for number, (left, top, right, bottom) in zip(found.classes, np.rint(found.boxes / 4).astype(int), strict=True):
+        classes[top:bottom, left:right] = number
+    return LabelMap(classes, (HEIGHT, WIDTH))
+
+
+def _poses(found: Detections) -> Answer:
+    """Three key points of each object: two of its corners, and one that is not seen."""
+    corners = found.boxes.reshape(2, 2, 2)
+    places = np.concatenate((corners, corners.mean(axis=1, keepdims=True)), axis=1)
+    points = np.dstack((places, np.tile([0.9, 0.8, 0.1], (2, 1)))).astype(np.float32)
+    return Poses(**vars(found), points=points, sigmas=(0.05, 0.05, 0.05))
+
+
+def _oriented(found: Detections) -> Answer:
+    centres, sides = found.boxes.reshape(2, 2, 2).mean(axis=1), found.boxes[:, 2:] - found.boxes[:, :2]
+    corners = turned(centres, sides * np.array([1.0, 0.5], np.float32), np.array([0.5, 0.0], np.float32))
+    return OrientedBoxes.around(corners, found.classes, found.scores)
+
+
+SHAPED: dict[str, Callable[[Detections], Answer]] = {
+    "instance": _instances, "segment": _map, "pose": _poses, "obb": _oriented,
+}  # fmt: skip
+KEYS: dict[str, dict[str, Any]] = {
+    "detect": {"decoder": "yolox"}, "instance": {"decoder": "yolov8"}, "obb": {"decoder": "yolov8"},
+    "pose": {"decoder": "yolov8", "keypoints": ["head", "foot", "tail"]},
+}  # fmt: skip
+
+
+def tared(bench: LabelBench | Path, *arguments: object, code: int = 0) -> dict[str, Any]:
+    """The keys that `tared label --json` prints. bench: or the path of a config.yaml."""
+    config = bench if isinstance(bench, Path) else bench.config
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(["label", "-c", str(config), "--json", *map(str, arguments)]) == code
+    printed = json.loads(output.getvalue())
+    assert isinstance(printed, dict)
+    return printed
 
 
 def coco(path: Path, images: dict[str, list[tuple[int, list[float]]]], /, **changes: Any) -> Path:

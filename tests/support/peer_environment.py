@@ -22,6 +22,7 @@ _LIMIT_S = 1800.0
 PACKAGES = {
     "tvm": ("apache-tvm==0.27.0.post1", "onnx"),
     "triton": ("tritonclient[grpc]>=2.50",),
+    "datumaro": ("datumaro==1.13.12",),  # what CVAT reads and writes COCO with
     # PPQ is of 2023: newer protobuf refuses its generated code, newer onnx and NumPy lack what it imports. 5 GB, torch.
     "ppq": ("ppq==0.6.6", "onnx<1.16", "protobuf<3.21", "numpy<2", "torch"),
 }

@@ -45,6 +45,7 @@ async function attempt(work) {
 }
 const nameOf = (number) => model.labels[number] ?? String(number);
 const isDetector = () => model.form === "boxes";
+const isDrawnElsewhere = () => model.form === "shapes"; // masks, key points, oriented boxes
 
 async function show(next) {
   shown = next;
@@ -53,8 +54,10 @@ async function show(next) {
   at("progress").max = Math.max(1, next.drawn);
   at("progress").value = next.done;
   at("work").hidden = false;
-  for (const id of ["stage", "classes", "searching", "help", "skip"]) at(id).hidden = !frame;
-  for (const id of ["save", "nothing", "editing"]) at(id).hidden = !frame || !isDetector();
+  for (const id of ["stage", "help", "skip"]) at(id).hidden = !frame;
+  for (const id of ["classes", "searching"]) at(id).hidden = !frame || isDrawnElsewhere();
+  for (const id of ["save", "editing"]) at(id).hidden = !frame || !isDetector();
+  at("nothing").hidden = !frame || !(isDetector() || isDrawnElsewhere());
   boxes = []; chosen = -1; past = []; drag = null; picture = null; suggested = false;
   search.value = "";
   filterClasses();
@@ -81,6 +84,7 @@ async function show(next) {
 function earlier(frame) {
   if (frame.skipped) return "This frame was skipped. A label takes its place.";
   if (frame.label === null) return "";
+  if (isDrawnElsewhere()) return "This frame has a label. “Nothing there” replaces it.";
   return isDetector() ? "This frame has a label. Save replaces it." : `Labelled as ${nameOf(frame.label)}. Another class replaces it.`;
 }
 async function send(body) {
@@ -251,7 +255,7 @@ function filterClasses() {
   for (const each of classes.children) each.hidden = !model.labels[each.dataset.number].toLowerCase().includes(words);
 }
 function choose(number) {
-  if (!shown.frame || !picture) return;
+  if (!shown.frame || !picture || isDrawnElsewhere()) return;
   if (!isDetector()) {
     send({ label: number });
     return;
@@ -323,7 +327,7 @@ function pressKey(event) {
   if ((event.ctrlKey || event.metaKey) && event.key === "z") { act("undo"); return true; }
   if (event.ctrlKey || event.metaKey || event.altKey) return false;
   if (event.target.tagName === "BUTTON" && (event.key === "Enter" || event.key === " ")) return false; // presses it
-  if (event.key === "/") { search.focus(); return true; }
+  if (event.key === "/" && !isDrawnElsewhere()) { search.focus(); return true; }
   if (event.key === "Escape") { chosen = -1; draw(); return true; }
   if ((event.key === "." || event.key === ",") && boxes.length) {
     const from = chosen < 0 && event.key === "," ? 0 : chosen;
@@ -351,8 +355,10 @@ attempt(async () => {
   model = await request("model");
   document.body.className = model.form;
   makeClasses();
-  at("help").textContent = isDetector()
-    ? "Draw a box with the mouse or a finger, then press the key of its class; the next box begins with that class. Drag a chosen box or its corners, "
+  at("help").textContent = isDrawnElsewhere()
+    ? "Masks, key points and oriented boxes are drawn in another tool, such as CVAT: tared label --export writes COCO’s JSON with the model’s answers "
+      + "to correct, --import reads it. Here say of a frame that nothing is there, or skip it."
+    : isDetector() ? "Draw a box with the mouse or a finger, then press the key of its class; the next box begins with that class. Drag a chosen box or its corners, "
       + "or use the arrow keys (with Shift: its size, with Ctrl: one pixel). Shift and drag draws within a chosen box; . and , choose the next or previous box, Esc none."
     : "Press the key of the class, or find it by its name. Back shows the frame before, to correct it.";
   await show(await request("waiting"));

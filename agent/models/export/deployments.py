@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto
@@ -19,12 +19,14 @@ from agent.models.export.source import Export, ExportSource
 from agent.vision.spec import InputSpec
 from agent.vision.tasks.opening import open_task
 from engines.graph.load import image_input
-from engines.graph.topology import graph_inputs, value_type
+from engines.graph.topology import MOVEMENT_OPS, QDQ_OPS, Topology, graph_inputs, value_type
+from engines.interface import TensorSpec
 
 CONFIG, LABELS = "config_infer.txt", "labels.txt"
 _COLORS = {"rgb": 0, "bgr": 1, "gray": 2}
 _NETWORK_MODES = {"fp32": 0, "int8": 1, "fp16": 2}
 _CLASSIFIER = 1
+_MOVING = MOVEMENT_OPS | QDQ_OPS | {"Identity", "Cast"}
 _TYPES: Mapping[int, str] = {
     TensorProto.FLOAT: "TYPE_FP32", TensorProto.FLOAT16: "TYPE_FP16", TensorProto.DOUBLE: "TYPE_FP64",
     TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT8: "TYPE_INT8", TensorProto.INT32: "TYPE_INT32",
@@ -107,20 +109,42 @@ def _preprocessing(spec: InputSpec) -> list[str]:
 
 
 def _answers(source: ExportSource) -> list[str]:
+    task = open_task(source.spec)
     if _is_classifier(source):
         return [f"network-type={_CLASSIFIER}", f"classifier-threshold={source.spec.score_threshold}"]
+    if parser := _own_parser(source):
+        return [*parser]
     classes = [f"num-detected-classes={len(source.spec.labels)}"] if source.spec.labels else []
-    return [
-        *classes,
-        f"network-type={open_task(source.spec).nvinfer_network_type}",
-        "output-tensor-meta=1",
-        "# boxes from nvinfer itself: network-type=0, parse-bbox-func-name and custom-lib-path of your parser",
-    ]
+    remark = [f"# {task.nvinfer_remark}"] if task.nvinfer_remark else []
+    return [*classes, f"network-type={task.nvinfer_network_type}", "output-tensor-meta=1", *remark]
+
+
+def _own_parser(source: ExportSource) -> Sequence[str]:
+    """Return the keys of a parser of nvinfer's own that answers as the task does; none where it has none."""
+    if _is_tensorrt(source) and source.model is None:
+        return ()  # nothing here shows the engine's outputs
+    graph = source.graph
+    if len(graph.graph.output) != 1 or not _ends_in_probabilities(graph):
+        return ()
+    (value,) = graph.graph.output
+    shape = tuple(side if isinstance(side, int) else None for side in value_type(value).shape or ())
+    return open_task(source.spec).nvinfer_parser(TensorSpec(value.name, np.dtype(np.float32), shape))
+
+
+def _ends_in_probabilities(graph: ModelProto) -> bool:
+    """Return whether all values of the one output are a softmax's or a sigmoid's, moved and resized at most."""
+    producers = Topology(graph).producers
+    node = producers.get(graph.graph.output[0].name)
+    while node is not None and node.op_type in _MOVING:
+        node = producers.get(node.input[0])
+    return node is not None and node.op_type in ("Softmax", "Sigmoid")
 
 
 def _answers_text(source: ExportSource) -> str:
     if _is_classifier(source):
         return f"It answers with classes of {LABELS}: the network's outputs must be probabilities for the threshold."
+    if _own_parser(source):
+        return "It answers with a class for each pixel, -1 for none (NvDsInferSegmentationMeta)."
     decoder = f"; decode them as '{source.spec.decoder}'" if source.spec.decoder else ""
     return f"It hands out the network's raw tensors (output-tensor-meta){decoder}."
 

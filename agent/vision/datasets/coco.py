@@ -23,6 +23,7 @@ from engines.store.files import read_text
 
 _MOST_BYTES = 64 << 20  # COCO's own validation set has 20 MB
 _MOST_SIDE_PX = 1 << 16
+_MOST_DEGREES = 3600.0
 _SLACK_PX = 1.0  # beyond the picture: annotations are rounded
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -51,6 +52,39 @@ class _Annotation(_Part):
     iscrowd: Literal[0, 1] = 0
     segmentation: Any = None  # these two are checked by whoever reads them
     keypoints: Any = None
+    attributes: Any = None
+
+    @property
+    def rotation(self) -> float:
+        """The angle by which the box is turned clockwise about its middle, in degrees, as CVAT writes it."""
+        angle = self.attributes.get("rotation") if isinstance(self.attributes, dict) else None
+        return float(angle) if isinstance(angle, int | float) and abs(angle) <= _MOST_DEGREES else 0.0
+
+    @property
+    def outline(self) -> Any:
+        """The segmentation, or else the four corners of a turned box; None where it has neither."""
+        return self.segmentation if self.segmentation or not self.rotation else [self.corners.ravel().tolist()]
+
+    @property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """x1 y1 x2 y2 of the box, or around it where it is turned."""
+        left, top, width, height = self.bbox
+        if not self.rotation:
+            return left, top, left + width, top + height
+        (x1, y1), (x2, y2) = self.corners.min(axis=0).tolist(), self.corners.max(axis=0).tolist()
+        return x1, y1, x2, y2
+
+    @property
+    def corners(self) -> NDArray[np.float64]:
+        """The four corners of the box, turned, (4, 2)."""
+        left, top, width, height = self.bbox
+        angle = np.deg2rad(self.rotation)
+        cos, sin = np.cos(angle), np.sin(angle)
+        x, y = np.array([-1, 1, 1, -1]) * width / 2.0, np.array([-1, -1, 1, 1]) * height / 2.0
+        middle_x, middle_y = left + width / 2.0, top + height / 2.0
+        turned = np.stack((middle_x + x * cos - y * sin, middle_y + x * sin + y * cos), axis=1)
+        corners: NDArray[np.float64] = turned.round(3)
+        return corners
 
 
 class _Category(_Part):
@@ -75,11 +109,12 @@ class CocoObjects:
         class_names: In the order of the categories' ids.
         images: In the document's order; `file_name` is the image's file among those that are there.
         rows: For each image, the indices of its objects.
-        boxes: float64 (n, 4), x1 y1 x2 y2 in pixels.
+        boxes: float64 (n, 4), x1 y1 x2 y2 in pixels; around a turned box, which may lie beyond the picture.
         classes: int64 (n,), indices of class_names.
         areas: float64 (n,), of the object's outline in px, or of its box.
         crowds: bool (n,).
-        outlines: `segmentation` of each object as it is in the document; None where it has none.
+        outlines: `segmentation` of each object as it is in the document, or the corners of a turned box; None where it
+            has neither.
         keypoints: `keypoints` of each object, likewise.
     """
 
@@ -198,20 +233,20 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> C
             missing = "image" if each.image_id not in place_of else "category"
             wrong = each.image_id if missing == "image" else each.category_id
             raise _malformed(f"annotation {identity} of {missing} {wrong}, which {where} does not list")
-        _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
+        if not each.rotation:  # one that is turned may begin beyond the picture
+            _check_box(each.bbox, document.images[place_of[each.image_id]], identity, where)
         rows[place_of[each.image_id]].append(number)
-    boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
     areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]
     return CocoObjects(
         where=where,
         class_names=[category.name for category in categories],
         images=[image.model_copy(update={"file_name": find(image.file_name)}) for image in document.images],
         rows=[np.array(each, np.int64) for each in rows],
-        boxes=np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
+        boxes=np.array([each.bounds for each in annotations], np.float64).reshape(-1, 4),
         classes=np.array([class_of[each.category_id] for each in annotations], np.int64),
         areas=np.array(areas, np.float64),
         crowds=np.array([each.iscrowd for each in annotations], np.bool_),
-        outlines=[each.segmentation for each in annotations],
+        outlines=[each.outline for each in annotations],
         keypoints=[each.keypoints for each in annotations],
     )
 

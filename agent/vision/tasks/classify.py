@@ -110,7 +110,7 @@ class Classification(Answer):
 class FrameClass(LabelKind[int, Classification]):
     """The class of a whole frame."""
 
-    form: ClassVar[Literal["class", "boxes"]] = "class"
+    form: ClassVar[Literal["class", "boxes", "shapes"]] = "class"
     example: ClassVar[str] = "3, a class id or name"
 
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from agent.common.errors import DatasetError
 from agent.vision.answer import Answer, Decoder
 from agent.vision.boxes import FloatArray, Part, Size
-from agent.vision.drawing import Picture
+from agent.vision.drawing import Picture, draw_title
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, without_padding
@@ -92,8 +92,7 @@ class DepthMap(Answer):
         return f"{low:.3g} to {high:.3g}"
 
     def draw(self, picture: Picture, spec: ModelSpec) -> None:
-        """Draw the values in place of the picture, from dark to bright."""
-        del spec
+        """Draw the values in place of the picture, from dark to bright, and their range."""
         values = self.resized((picture.shape[0], picture.shape[1])).values
         there = np.isfinite(values)
         if there.any():
@@ -101,6 +100,7 @@ class DepthMap(Answer):
             shares = np.nan_to_num((values - low) / max(float(high - low), _LEAST), nan=0.0)
             levels = (np.clip(shares, 0.0, 1.0) * 255.0).astype(np.uint8)
             picture[there] = cv2.applyColorMap(levels, cv2.COLORMAP_VIRIDIS)[there]
+            draw_title(picture, self.summary(spec))
 
 
 class Depth(ModelTask):

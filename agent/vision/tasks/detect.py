@@ -17,7 +17,7 @@ from agent.vision.datasets.object_rows import BOX_ROW, RowForm
 from agent.vision.decoders import BUILTIN_DECODERS, WITHOUT_BATCH, Outputs
 from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
-from agent.vision.labels import LabelError, LabelKind, checked_box, class_id
+from agent.vision.labels import LabelError, LabelKind, checked_box, class_id, whole
 from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.own_decoder import import_decoder
@@ -40,7 +40,7 @@ _SEEN, _FAINT = 1.0 / 3.0, 0.1
 class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
     """All objects of a frame, as boxes."""
 
-    form: ClassVar[Literal["class", "boxes"]] = "boxes"
+    form: ClassVar[Literal["class", "boxes", "shapes"]] = "boxes"
     example: ClassVar[str] = '[{"class": 0, "box": [x1, y1, x2, y2]}]'
     unnamed: LabelledBoxes | None = NO_BOXES
 
@@ -55,7 +55,7 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
         if len(document) > _MOST_BOXES:
             expected = f"at most {_MOST_BOXES} in a frame"
             raise LabelError("labels.box", f"{len(document)} boxes", expected, "leave out some")
-        classes = [class_id(_whole(each.get("class")), names) for each in document]
+        classes = [class_id(whole(each.get("class")), names) for each in document]
         boxes = [checked_box(each["box"], size) for each in document]
         return LabelledBoxes(
             boxes=np.array(boxes, np.float32).reshape(-1, 4), classes=np.array(classes, np.int64).reshape(-1)
@@ -73,27 +73,36 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
     def is_nothing(self, truth: LabelledBoxes) -> bool:
         return not len(truth)
 
+    def from_answer(self, answer: Detections, size: Size) -> LabelledBoxes:
+        del size
+        return LabelledBoxes(boxes=answer.boxes, classes=answer.classes)
+
     def answer_document(self, answer: Detections) -> dict[str, Any]:
-        return {
-            "boxes": answer.boxes.round(2).tolist(),
-            "classes": answer.classes.tolist(),
-            "scores": answer.scores.round(4).tolist(),
-        }
+        return box_document(answer)
 
     def read_answer(self, document: Mapping[str, Any]) -> Detections:
-        found = Detections(
-            boxes=np.array(document["boxes"], np.float32).reshape(-1, 4),
-            classes=np.array(document["classes"], np.int64),
-            scores=np.array(document["scores"], np.float32),
-        )
-        if not len(found.boxes) == len(found.classes) == len(found.scores):
-            raise ValueError("boxes, classes and scores of different numbers")
-        return found
+        return kept_boxes(document)
 
 
-def _whole(number: Any) -> Any:
-    """Return a whole number as one, as pandas writes it: 3.0."""
-    return int(number) if isinstance(number, float) and number.is_integer() else number
+def box_document(answer: Detections) -> dict[str, Any]:
+    """Return the boxes, classes and scores of an answer for JSON."""
+    return {
+        "boxes": answer.boxes.round(2).tolist(),
+        "classes": answer.classes.tolist(),
+        "scores": answer.scores.round(4).tolist(),
+    }
+
+
+def kept_boxes(document: Mapping[str, Any]) -> Detections:
+    """Return detections from the document of an answer. Raises ValueError, KeyError and the like for any other."""
+    found = Detections(
+        boxes=np.array(document["boxes"], np.float32).reshape(-1, 4),
+        classes=np.array(document["classes"], np.int64),
+        scores=np.array(document["scores"], np.float32),
+    )
+    if not len(found.boxes) == len(found.classes) == len(found.scores):
+        raise ValueError("boxes, classes and scores of different numbers")
+    return found
 
 
 class Detect(ModelTask):
@@ -109,6 +118,9 @@ class Detect(ModelTask):
     frames_to_check: ClassVar[int] = 32
     has_open_outputs: ClassVar[bool] = True
     finds_objects: ClassVar[bool] = True
+    nvinfer_remark: ClassVar[str] = (
+        "boxes from nvinfer itself: network-type=0, parse-bbox-func-name and custom-lib-path of your parser"
+    )
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameBoxes()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("score_threshold", "classes", "masks"))
 

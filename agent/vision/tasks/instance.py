@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 
 from agent.vision.boxes import FloatArray, LabelledBoxes, Size
 from agent.vision.datasets.object_rows import OUTLINE_ROW, RowForm
+from agent.vision.datasets.outlines import cells_inside
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
 from agent.vision.detections import Detections
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelKind
 from agent.vision.preprocess import Geometry
 from agent.vision.registry import TASKS
+from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.detect import Detect
-from agent.vision.tasks.maps import has_proportions, part_of_frame, run_lengths
+from agent.vision.tasks.detect import Detect, box_document, kept_boxes
+from agent.vision.tasks.maps import encoded, enlarged, has_proportions, mask_of_runs, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
 from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
@@ -51,12 +53,32 @@ class Instances(Shapes):
 
     def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the IoU of every mask with every mask of the other answer, which has as many cells."""
+        own = self
+        if isinstance(truth, LabelledOutlines):
+            own = self._within(self.covered)
+            truth = own._instances(truth)
         assert isinstance(truth, Instances), "instances are compared with instances"
+        masks, others = own.masks, truth.masks
 
         def common(some: NDArray[np.intp], other: NDArray[np.intp]) -> NDArray[np.float64]:
-            return _cells(self.masks[some] & truth.masks[other])
+            return _cells(masks[some] & others[other])
 
-        return shape_ious(self.boxes, truth.boxes, common, (_cells(self.masks), _cells(truth.masks)), wanted)
+        return shape_ious(self.boxes, truth.boxes, common, (_cells(masks), _cells(others)), wanted)
+
+    def _within(self, size: Size) -> Instances:
+        """Return the instances with at most a cell for each pixel of a picture of this (height, width)."""
+        rows, columns = min(self.masks.shape[1], size[0]), min(self.columns, size[1])
+        if (rows, columns) == (self.masks.shape[1], self.columns):
+            return self
+        masks = [enlarged(self.mask(index), (rows, columns)) for index in range(len(self))]
+        return replace(self, masks=_packed(masks, (rows, columns)), columns=columns)
+
+    def _instances(self, truth: LabelledOutlines) -> Instances:
+        """Return the objects of a label of the same frame, in as many cells as these."""
+        grid = self.masks.shape[1], self.columns
+        masks = [cells_inside(each, self.covered, grid) for each in truth.outlines]
+        scores = np.ones(len(truth), np.float32)
+        return replace(self, boxes=truth.boxes, classes=truth.classes, scores=scores, masks=_packed(masks, grid))
 
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return the mask of one object, bool (rows, columns)."""
@@ -79,9 +101,8 @@ class Instances(Shapes):
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return each object with its mask in COCO's run-length encoding."""
         found = super().as_dict(spec)
-        size = [self.masks.shape[1], self.columns]
         for index, each in enumerate(found["detections"]):
-            each["mask"] = {"size": size, "counts": run_lengths(self.mask(index))}
+            each["mask"] = encoded(self.mask(index))
         return found
 
     def draw(self, picture: Picture, spec: ModelSpec) -> None:
@@ -91,8 +112,34 @@ class Instances(Shapes):
         classes = np.full((self.masks.shape[1], self.columns), NOTHING, np.int16)
         for index in np.argsort(self.scores, kind="stable"):
             classes[self.mask(index)] = self.classes[index]
-        LabelMap(classes, self.covered).draw(picture, spec)
+        LabelMap(classes, self.covered).paint(picture)
         super().draw(picture, spec)
+
+
+class FrameInstances(FrameOutlines[Instances]):
+    """All objects of a frame, with their outlines."""
+
+    def from_answer(self, answer: Instances, size: Size) -> LabelledOutlines:
+        masks = [enlarged(answer.mask(index), size) for index in range(len(answer))]
+        runs = [{"size": [*size], "counts": run_lengths(each)} for each in masks]
+        shown = np.array([each.any() for each in masks], np.bool_)
+        return outlined([each for each, is_shown in zip(runs, shown, strict=True) if is_shown], answer.classes[shown])
+
+    def answer_document(self, answer: Instances) -> dict[str, Any]:
+        return {
+            **box_document(answer),
+            "covered": [*answer.covered],
+            "grid": [answer.masks.shape[1], answer.columns],
+            "masks": [run_lengths(answer.mask(index)) for index in range(len(answer))],
+        }
+
+    def read_answer(self, document: Mapping[str, Any]) -> Instances:
+        found, grid = kept_boxes(document), kept_size(document["grid"])
+        masks = [mask_of_runs(each, grid) for each in document["masks"]]
+        if len(masks) != len(found):
+            raise ValueError("masks and boxes of different numbers")
+        covered = kept_size(document["covered"])
+        return Instances(**vars(found), masks=_packed(masks, grid), columns=grid[1], covered=covered)
 
 
 class Instance(Detect):
@@ -104,7 +151,11 @@ class Instance(Detect):
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["instance"].decoders
-    labels: ClassVar[LabelKind[Any, Any] | None] = None  # nobody draws masks in seconds
+    nvinfer_remark: ClassVar[str] = (
+        "masks from nvinfer itself: network-type=3, output-instance-mask=1, parse-bbox-instance-mask-func-name and "
+        "custom-lib-path of your parser"
+    )
+    labels: ClassVar[LabelKind[Any, Any] | None] = FrameInstances()
     max_loss: ClassVar[float] = OVERLAP_LOSS
     certified_loss: ClassVar[float] = OVERLAP_LOSS
 
@@ -166,6 +217,11 @@ def _masks(prototypes: FloatArray, factors: FloatArray, boxes: FloatArray, size:
         for mask, own, (left, top, right, bottom) in zip(masks, factors, bounds, strict=True):
             mask[top:bottom, left:right] = np.tensordot(own, prototypes[:, top:bottom, left:right], 1) > 0.0
     return np.packbits(masks, axis=2)
+
+
+def _packed(masks: Sequence[NDArray[np.bool_]], grid: Size) -> Bits:
+    """Return masks bool (rows, columns) as `Instances` holds them."""
+    return np.packbits(np.array(masks, np.bool_).reshape(-1, *grid), axis=2)
 
 
 def _cells(masks: Bits) -> NDArray[np.float64]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,6 +74,18 @@ def without_padding(values: NDArray[MapT], part: Part, size: Size, fill: float) 
     return kept
 
 
+def encoded(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return a mask for JSON, in COCO's compressed run-length encoding: a third of the length of plain numbers.
+
+    >>> encoded(np.array([[False, True], [True, True]]))
+    {'size': [2, 2], 'counts': '13'}
+    """
+    from pycocotools.mask import encode  # compiled code, which a task without masks never needs
+
+    runs = encode(np.asfortranarray(mask).view(np.uint8))
+    return {"size": [*mask.shape], "counts": runs["counts"].decode()}
+
+
 def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     """Return COCO's uncompressed run-length encoding: lengths of runs by columns, those of False first.
 
@@ -84,6 +97,25 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     bounds = np.concatenate(([0], changes, [flat.size]))
     lengths: list[int] = np.diff(bounds).tolist()
     return [0, *lengths] if flat.size and flat[0] else lengths
+
+
+def mask_of_runs(lengths: Sequence[int], size: Size) -> NDArray[np.bool_]:
+    """Return the mask of this (rows, columns) whose `run_lengths` these are. Raises ValueError for others."""
+    if min(lengths, default=0) < 0 or sum(lengths) != size[0] * size[1]:
+        raise ValueError(f"runs of {size[0]} x {size[1]} cells in all")
+    values: NDArray[np.bool_] = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    return values.reshape(size, order="F")
+
+
+def enlarged(mask: NDArray[np.bool_], size: Size) -> NDArray[np.bool_]:
+    """Return a mask with one value for each pixel of a picture of this (height, width).
+
+    It is smooth where the picture has two pixels for each cell or more: with fewer, that would change the value in the
+    middle of some cells.
+    """
+    is_smooth = size[0] >= 2 * mask.shape[0] and size[1] >= 2 * mask.shape[1]
+    kind = cv2.INTER_LINEAR if is_smooth else cv2.INTER_NEAREST_EXACT
+    return np.asarray(cv2.resize(mask.astype(np.float32), (size[1], size[0]), interpolation=kind) > 0.5)
 
 
 def _taken(length: int, covered: int, offset: int, inner: float) -> NDArray[np.intp]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,11 +15,12 @@ from agent.vision.datasets.object_rows import RowForm, point_row
 from agent.vision.decoders import EXTENDED_DECODERS, Candidates, Outputs, no_fit
 from agent.vision.detections import Detections
 from agent.vision.drawing import Picture, draw_points
-from agent.vision.labels import LabelKind
+from agent.vision.labels import LabelError, LabelKind, checked_box
 from agent.vision.preprocess import Geometry
 from agent.vision.registry import TASKS
+from agent.vision.shape_labels import FrameShapes, numbers
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.detect import Detect
+from agent.vision.tasks.detect import Detect, box_document, kept_boxes
 from agent.vision.tasks.maps import class_axis
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, points_of
@@ -40,9 +41,30 @@ COCO_SKELETON = (
     (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9), (8, 10),
     (0, 1), (0, 2), (1, 3), (2, 4),
 )  # fmt: skip
+COCO_NAMES = (
+    "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
+    "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle",
+    "right_ankle",
+)  # fmt: skip
 _WITH_VISIBILITY = 5  # x, y, z, visibility, presence
 _OF_ONE = ("heatmaps", "landmarks")  # decoders of the one object in the picture
 _SIGMA = 0.05  # for key points that nobody has measured: some 5 % of the object's side
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledPoints(LabelledBoxes):
+    """Hold the objects of one image with their key points, as people label them.
+
+    Args:
+        points: float32 (n, k, 3): x, y, and COCO's visibility: 0 not labelled, 1 hidden, 2 visible.
+    """
+
+    points: FloatArray
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Which key points are labelled: bool (n, k)."""
+        return self.points[..., 2] > 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,20 +90,22 @@ class Poses(Shapes):
         """Return the object keypoint similarity (COCO) of every object with every object of the other answer.
 
         A key point that only one of the two sees counts as far as `_agreement` says. Where neither sees any, the boxes'
-        IoU counts.
+        IoU counts. Against a label, its key points count, and those alone, whatever the score of this answer's.
         """
         del wanted
-        assert isinstance(truth, Poses), "poses are compared with poses"
+        assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
+        is_label = isinstance(truth, LabelledPoints)
         similarity = iou_matrix(self.boxes, truth.boxes)
+        if not len(truth):  # a label that says so knows no number of key points
+            return similarity
         sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
         areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
         spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
         for row, points, seen in zip(similarity, self.points, self.seen, strict=True):
             squares = np.square(truth.points[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
-            in_either = seen | truth.seen
-            counts = in_either.sum(axis=1)
-            agreement = _agreement(truth.points[..., 2], points[:, 2]) * in_either
-            near = (np.exp(-squares / spread) * agreement).sum(axis=1)
+            counted = truth.seen if is_label else seen | truth.seen
+            agreement = counted if is_label else _agreement(truth.points[..., 2], points[:, 2]) * counted
+            near, counts = (np.exp(-squares / spread) * agreement).sum(axis=1), counted.sum(axis=1)
             np.divide(near, counts, out=row, where=counts > 0)
         return similarity
 
@@ -90,15 +114,16 @@ class Poses(Shapes):
 
         There a mean distance would say less: a single jump of a heatmap's maximum drowns it.
         """
-        assert isinstance(reference, Poses), "poses are compared with poses"
+        assert isinstance(reference, (Poses, LabelledPoints)), "poses are compared with poses"
         if not self.is_one:
             return super().fidelity(reference)
         if not (len(self) and len(reference)):
             return float(len(self) == len(reference))
         expected, found = reference.points[0], self.points[0]
-        is_counted = reference.seen[0] | self.seen[0]
+        is_label = isinstance(reference, LabelledPoints)
+        is_counted = reference.seen[0] if is_label else reference.seen[0] | self.seen[0]
         is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * _side(reference)
-        right = is_near * _agreement(expected[:, 2], found[:, 2])
+        right = is_near if is_label else is_near * _agreement(expected[:, 2], found[:, 2])
         return float(right[is_counted].mean()) if is_counted.any() else 1.0
 
     def in_frame(self, geometry: Geometry | None) -> Poses:
@@ -137,6 +162,99 @@ def _agreement(first: FloatArray, second: FloatArray) -> NDArray[np.float64]:
     return np.where(is_alike, 1.0, 1.0 - np.minimum(apart / SEEN, 1.0))
 
 
+class FramePoints(FrameShapes[LabelledPoints, Poses]):
+    """All objects of a frame, with their key points.
+
+    Args:
+        names: Of an object's key points; None: any number of them is one.
+        is_one: The model has the key points of one object.
+    """
+
+    shape_key: ClassVar[str] = "keypoints"
+    example: ClassVar[str] = '[{"class": 0, "keypoints": [x1, y1, 2, x2, y2, 0]}]'
+
+    def __init__(self, names: Sequence[str] | None = None, is_one: bool = False) -> None:
+        self._names, self._is_one = names, is_one
+        count = len(names or ())
+        empty = np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros((0, count, 3), np.float32)
+        self.unnamed = LabelledPoints(boxes=empty[0], classes=empty[1], points=empty[2])
+
+    def fitted(self, spec: ModelSpec) -> FramePoints:
+        count = spec.keypoint_count
+        names = COCO_NAMES if count == len(COCO_NAMES) else tuple(map(str, range(1, count + 1)))
+        return FramePoints(spec.keypoints if isinstance(spec.keypoints, tuple) else names, spec.decoder in _OF_ONE)
+
+    def _objects(
+        self, documents: Sequence[Mapping[str, Any]], classes: NDArray[np.int64], size: Size | None
+    ) -> LabelledPoints:
+        if self._is_one and len(documents) > 1:
+            found = f"{len(documents)} objects"
+            raise LabelError("labels.shape", found, "one: the model has the key points of one", "remove the others")
+        count = len(self._names) if self._names is not None else -1
+        points = [self._points(each["keypoints"], count, size) for each in documents]
+        if len({len(each) for each in points}) > 1:
+            found, expected = "objects with different numbers of key points", "as many in each"
+            raise LabelError("labels.shape", found, expected, "correct the label")
+        boxes = [self._box(each, row, size) for each, row in zip(documents, points, strict=True)]
+        return LabelledPoints(
+            boxes=np.array(boxes, np.float32).reshape(-1, 4),
+            classes=classes,
+            points=np.array(points, np.float32).reshape(len(points), len(points[0]) if points else max(count, 0), 3),
+        )
+
+    def _points(self, given: Any, count: int, size: Size | None) -> FloatArray:
+        points = numbers(given, (count, 3), "key points", (0.0, np.inf), size)
+        if not np.isin(points[:, 2], (0.0, 1.0, 2.0)).all():
+            found, expected = f"key points {given!s:.80}", "x, y and a visibility of 0, 1 or 2 each"
+            raise LabelError("labels.shape", found, expected, "correct the label")
+        labelled = points[:, 2] > 0.0
+        numbers(points[labelled], (-1, 3), "key points", (0.0, 1.0), size)  # what is not labelled may be anywhere
+        return np.where(labelled[:, np.newaxis], points, np.float32(0.0))
+
+    def _box(self, document: Mapping[str, Any], points: FloatArray, size: Size | None) -> Sequence[float]:
+        if document.get("box") is not None:
+            return checked_box(document["box"], size)
+        places = points[points[:, 2] > 0.0, :2]
+        return (*places.min(axis=0), *places.max(axis=0)) if len(places) else (0.0, 0.0, 0.0, 0.0)
+
+    def document(self, truth: LabelledPoints) -> list[dict[str, Any]]:
+        rows = zip(truth.classes.tolist(), truth.boxes, truth.points, strict=True)
+        return [
+            {"class": number, "box": _rounded(box), "keypoints": _rounded(points.ravel())}
+            for number, box, points in rows
+        ]
+
+    def from_answer(self, answer: Poses, size: Size) -> LabelledPoints:
+        """Return the key points that are seen; one beyond the frame is not."""
+        x, y = answer.points[..., 0], answer.points[..., 1]
+        seen = answer.seen & (x >= 0.0) & (y >= 0.0) & (x <= size[1]) & (y <= size[0])
+        points = np.dstack((answer.points[..., :2], np.full(seen.shape, 2.0))) * seen[..., np.newaxis]
+        boxes = np.clip(answer.boxes, 0.0, np.array(size[::-1] * 2, np.float32))
+        return LabelledPoints(boxes=boxes, classes=answer.classes, points=points.astype(np.float32))
+
+    def answer_document(self, answer: Poses) -> dict[str, Any]:
+        points = np.round(answer.points.astype(float), 4).tolist()
+        return {**box_document(answer), "points": points, "sigmas": [*answer.sigmas], "is_one": answer.is_one}
+
+    def read_answer(self, document: Mapping[str, Any]) -> Poses:
+        found, sigmas = kept_boxes(document), tuple(map(float, document["sigmas"]))
+        points = np.array(document["points"], np.float32).reshape(len(found), len(sigmas), 3)
+        return Poses(**vars(found), points=points, sigmas=sigmas, is_one=document["is_one"] is True)
+
+    def coco_category(self) -> dict[str, Any]:
+        names = self._names or ()
+        pairs = [[first + 1, second + 1] for first, second in COCO_SKELETON] if len(names) == len(COCO_NAMES) else []
+        return {"keypoints": [*names], "skeleton": pairs}
+
+    def to_coco(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        points = document["keypoints"]
+        return {**super().to_coco(document), "keypoints": points, "num_keypoints": sum(v > 0 for v in points[2::3])}
+
+    def from_coco(self, box: Sequence[float], outline: Any, keypoints: Any, size: Size) -> dict[str, Any]:
+        del outline, size
+        return {"box": box, "keypoints": keypoints}
+
+
 class Pose(Detect):
     """Objects with key points.
 
@@ -149,7 +267,8 @@ class Pose(Detect):
     """
 
     decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
-    labels: ClassVar[LabelKind[Any, Any] | None] = None  # nobody sets them in seconds
+    nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no key points: read the tensors in a probe"
+    labels: ClassVar[LabelKind[Any, Any] | None] = FramePoints()
     # A point of AP by key points, on persons of COCO, is gone at 0.17 on BlazePose and 0.28 on CPM.
     max_loss: ClassVar[float] = 0.15
     certified_loss: ClassVar[float] = 0.15
@@ -270,9 +389,14 @@ def _shared(first: Poses, second: Poses) -> float:
     return float(near[linear_sum_assignment(near, maximize=True)].mean())
 
 
-def _side(pose: Poses) -> float:
+def _side(pose: LabelledBoxes) -> float:
     """Return the longer side of the first object, at least a pixel."""
     return max(float((pose.boxes[0, 2:] - pose.boxes[0, :2]).max()), 1.0)
+
+
+def _rounded(values: FloatArray) -> list[float]:
+    rounded: list[float] = np.round(values.astype(float), 2).tolist()
+    return rounded
 
 
 def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:

@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
-from agent.vision.answer import Answer, ClassOverlap, Decoder, ServedClass
+from agent.vision.answer import Answer, ClassOverlap, Decoder, Hits, ServedClass, Wanted
 from agent.vision.boxes import Part, Size
-from agent.vision.drawing import COLORS, Picture
+from agent.vision.datasets.outlines import cells_inside
+from agent.vision.drawing import COLORS, Picture, draw_name
+from agent.vision.labels import LabelKind
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
+from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, run_lengths, without_padding
+from agent.vision.tasks.maps import encoded, has_proportions, no_map, part_of_frame, run_lengths, without_padding
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.interface import Array, TensorSpec
@@ -84,6 +87,29 @@ class LabelMap(Answer):
     def without_padding(self, part: Part, size: Size) -> LabelMap:
         return LabelMap(without_padding(self.classes, part, size, NOTHING), self.covered)
 
+    def accuracy(self, truth: LabelledOutlines) -> float | None:
+        """Return the mean IoU over the classes in the map or in the label; a pixel without a label shows none."""
+        own, labelled = self._compared_with(truth)
+        return own.fidelity(labelled) if not (own.is_empty and labelled.is_empty) else None
+
+    def hits(self, truth: LabelledOutlines, wanted: Wanted | None = None) -> Hits:
+        """Return the classes of the map; one is right where its IoU with the label's is 0.5. None has a score."""
+        own, labelled = self._compared_with(truth)
+        found, shown = (np.array(sorted(each.classes_seen), np.int64) for each in (own, labelled))
+        right = class_ious(confusion(own.classes, labelled.classes))[found] >= _SAME_CLASS
+        if wanted is not None:
+            is_wanted = wanted(found, None)
+            found, right, shown = found[is_wanted], right[is_wanted], shown[wanted(shown, None)]
+        return Hits(found, np.ones(len(found)), right, shown)
+
+    def _compared_with(self, truth: LabelledOutlines) -> tuple[LabelMap, LabelMap]:
+        """Return this map and a label's, of the same cells, at most one for each pixel of the frame."""
+        height, width = (min(*sides) for sides in zip(self.classes.shape, self.covered, strict=True))
+        classes = np.full((height, width), NOTHING, np.int16)
+        for number, outline in zip(truth.classes.tolist(), truth.outlines, strict=True):
+            classes[cells_inside(outline, self.covered, (height, width))] = number
+        return self.resized((height, width)), LabelMap(classes, self.covered)
+
     def in_frame(self, geometry: Geometry | None) -> LabelMap:
         """Return the part of the map that the frame covers, at the map's own resolution."""
         if geometry is None:
@@ -100,14 +126,13 @@ class LabelMap(Answer):
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return for each class its share of the pixels, and its mask in COCO's run-length encoding."""
-        height, width = self.classes.shape
         return {
             "segments": [
                 {
                     "class": number,
                     "label": spec.label(number),
                     "share": round(float((self.classes == number).mean()), 4),
-                    "mask": {"size": [height, width], "counts": run_lengths(self.classes == number)},
+                    "mask": encoded(self.classes == number),
                 }
                 for number in sorted(self.classes_seen)
             ]
@@ -120,7 +145,18 @@ class LabelMap(Answer):
         return ", ".join(f"{spec.label(each)} {shares[each]:.0%}" for each in largest) or "nothing"
 
     def draw(self, picture: Picture, spec: ModelSpec) -> None:
-        del spec
+        """Paint the classes, each with its name where its area is widest."""
+        self.paint(picture)
+        height, width = self.classes.shape
+        for number in sorted(self.classes_seen):
+            inside = np.pad(self.classes == number, 1).astype(np.uint8)
+            distances = cv2.distanceTransform(inside, cv2.DIST_L1, 3)
+            row, column = np.unravel_index(distances.argmax(), distances.shape)
+            x, y = (column - 0.5) * picture.shape[1] / width, (row - 0.5) * picture.shape[0] / height
+            draw_name(picture, spec.label(number), (int(x), int(y)), number)
+
+    def paint(self, picture: Picture) -> None:
+        """Lay the colour of each class over the picture."""
         classes = self.resized((picture.shape[0], picture.shape[1])).classes
         shown = classes != NOTHING
         colors = np.array(COLORS, np.uint8)[classes % len(COLORS)]
@@ -137,6 +173,30 @@ class LabelMap(Answer):
         return len(self.classes_seen - shown.classes_seen)
 
 
+class FrameSegments(FrameOutlines[LabelMap]):
+    """All areas of a frame; where two overlap, the later one counts."""
+
+    def from_answer(self, answer: LabelMap, size: Size) -> LabelledOutlines:
+        classes = answer.resized(size).classes
+        numbers = sorted(frozenset(np.unique(classes).tolist()) - {NOTHING})
+        outlines = [{"size": [*size], "counts": run_lengths(classes == number)} for number in numbers]
+        return outlined(outlines, np.array(numbers, np.int64))
+
+    def answer_document(self, answer: LabelMap) -> dict[str, Any]:
+        flat = answer.classes.ravel()
+        starts = np.flatnonzero(np.diff(flat, prepend=flat[:1] - 1))
+        return {
+            "covered": [*answer.covered],
+            "grid": [*answer.classes.shape],
+            "classes": flat[starts].tolist(),
+            "runs": np.diff(starts, append=flat.size).tolist(),
+        }
+
+    def read_answer(self, document: Mapping[str, Any]) -> LabelMap:
+        flat = np.repeat(np.array(document["classes"], np.int16), document["runs"])
+        return LabelMap(flat.reshape(kept_size(document["grid"])), kept_size(document["covered"]))
+
+
 class Segment(ModelTask):
     """A class for each pixel.
 
@@ -149,6 +209,10 @@ class Segment(ModelTask):
     answers_padding: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 32
+    nvinfer_remark: ClassVar[str] = (
+        "classes from nvinfer itself: network-type=2, for one output of probabilities, with labels of all classes"
+    )
+    labels: ClassVar[LabelKind[Any, Any] | None] = FrameSegments()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
     # A point of mIoU is gone at 0.26 on ESPNet (CamVid) and 0.32 on MediaPipe's selfie mask.
     max_loss: ClassVar[float] = 0.25
@@ -190,6 +254,18 @@ class Segment(ModelTask):
         again = replace(turned, classes=turned.classes[:, ::-1])
         agreement = max(0.0, seen.fidelity(again) - seen.fidelity(scattered))
         return agreement, agreement
+
+    def nvinfer_parser(self, output: TensorSpec) -> Sequence[str]:
+        """nvinfer takes the class of the largest probability, where that is above its threshold (Gst-nvinfer)."""
+        shape = output.shape[1:]
+        sides = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] in (1, len(self.spec.labels))]
+        if len(sides) != 1:
+            return ()
+        (axis,) = sides
+        threshold = self.spec.score_threshold if shape[axis] == 1 else 0.0
+        order = 0 if axis == 0 else 1
+        keys = f"segmentation-threshold={threshold}", f"segmentation-output-order={order}"
+        return ("network-type=2", f"num-detected-classes={shape[axis]}", *keys)
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> MaskImages:
         from agent.vision.datasets.mask_images import MaskImages

@@ -44,6 +44,7 @@ class ModelTask(ABC):
         finds_objects: An answer that is not empty shows that the camera sees something.
         frames_to_check: So many suffice to compare specs by it.
         nvinfer_network_type: DeepStream's number: 1 for a classifier; 100 hands out raw tensors.
+        nvinfer_remark: What nvinfer needs to answer as the task does, in place of raw tensors; empty: it cannot.
         labels: What a frame's label is; None: a frame cannot be labelled.
         policy_keys: Those of a policy that apply to answers.
         max_loss: The loss, 1 - mean fidelity, that a daemon accepts unless `recalibration.max_loss` says another. It is
@@ -59,6 +60,7 @@ class ModelTask(ABC):
     finds_objects: ClassVar[bool] = False
     frames_to_check: ClassVar[int] = 1
     nvinfer_network_type: ClassVar[int] = 100
+    nvinfer_remark: ClassVar[str] = ""
     labels: ClassVar[LabelKind[Any, Any] | None] = None
     policy_keys: ClassVar[frozenset[str]] = frozenset()
     max_loss: ClassVar[float] = 0.1
@@ -127,6 +129,14 @@ class ModelTask(ABC):
         """Return the probability of each class of a frame, float64 (classes,); none where it has no classes."""
         del outputs
         return np.empty(0)
+
+    def nvinfer_parser(self, output: TensorSpec) -> Sequence[str]:
+        """Return the keys by which nvinfer's own parser answers as the task does; none: it has no such parser.
+
+        output: Of a graph with this one alone, whose values are probabilities.
+        """
+        del output
+        return ()
 
     def labelled_images(self, path: Path, only: Sequence[str] = ()) -> LabelledImages:
         """Open labelled images.

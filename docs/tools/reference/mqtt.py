@@ -19,6 +19,7 @@ from agent.contract.commands import (
     Labels,
     Release,
     Reported,
+    RunLengths,
 )
 from agent.contract.histograms import ChunkHead, Facts
 from agent.contract.messages import (
@@ -72,7 +73,7 @@ _SHOWN: dict[str, tuple[type[BaseModel], ...]] = {
         CommandResult,
         Failure,
     ),
-    "To the board": (Command, Desired, Release, Labels, LabelledBox, Ack),
+    "To the board": (Command, Desired, Release, Labels, LabelledBox, RunLengths, Ack),
     "Histograms": (ChunkHead, Facts),
 }
 _TOPIC_OF = {

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
+from model_families import ULTRALYTICS, Family, family, segmentation
 from places import ROOT
 from worlds import World, make_world
 
@@ -65,6 +67,22 @@ def test_nothing_is_written_over_and_nothing_is_written_for_what_cannot_be_used(
     (folder / "config.yaml").unlink()
     assert init(folder, clip, "--model", str(MODEL), "--yes") == 2
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"model.yaml": before["model.yaml"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "task"), [*((make, task) for make, (_, task, _) in ULTRALYTICS.items()), (segmentation, "segment")]
+)
+def test_a_model_of_each_task_is_configured_without_a_question(
+    world: World, tmp_path: Path, make: Family, task: str
+) -> None:
+    model = family(make)
+    if make in ULTRALYTICS:
+        metadata = {"task": ULTRALYTICS[make][0], "names": "{0: 'a', 1: 'b', 2: 'c'}", "author": "Ultralytics"}
+        onnx.helper.set_model_props(model, {**metadata, **({"kpt_shape": "[5, 3]"} if task == "pose" else {})})
+    onnx.save(model, tmp_path / "model.onnx")
+    folder = tmp_path / "new"
+    assert init(folder, world.folder / "clip.avi", "--model", str(tmp_path / "model.onnx"), "--yes") == 0
+    assert load_config(folder / "config.yaml").model.task == task
 
 
 def test_on_a_terminal_it_asks(world: World, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 from agent.vision.tasks.classify import Classification
+from agent.vision.tasks.obb import OrientedBoxes
 from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
 
@@ -76,6 +77,23 @@ def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
     assert desk.reported == []
 
 
+def test_shapes_come_with_their_own_keys_and_boxes_are_none() -> None:
+    keys = {"path": "x.onnx", "task": "obb", "decoder": "yolov8", "labels": CLASSES}
+    spec, reported = ModelSpec.model_validate(keys), list[str]()
+    accuracy = LiveAccuracy(open_task(spec).labels)
+    corners = np.array([[[10, 0], [20, 10], [10, 20], [0, 10]]], np.float32)
+    answer = OrientedBoxes.around(corners, np.array([1]), np.array([0.9], np.float32))
+    for frame in range(2):
+        accuracy.add_answer(ServedFrame(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
+    desk = LabelsInbox({"north": accuracy}, spec, lambda error, _count: reported.append(error.code))
+    for frame, each in enumerate(({"corners": corners[0].tolist()}, {"box": [0, 0, 20, 20]})):
+        document = {"camera": "north", "frame": frame, "labels": [{"class": "dog", **each}]}
+        desk.receive(json.dumps(document).encode(), float(frame))
+    assert reported == ["labels.task"]
+    assert accuracy.estimate.interval.n == 1
+    assert accuracy.estimate.interval.estimate == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("task", "fields", "code"),
     [
@@ -92,6 +110,8 @@ def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
         ("classify", {"payload": b"\xff\x00"}, "message.malformed"),
         ("classify", {"frame": 0, "labels": 1, "retained": True}, "labels.retained"),
         ("detect", {"frame": 0, "labels": 1}, "labels.task"),
+        ("detect", {"frame": 0, "labels": [{"class": 1}]}, "message.invalid"),
+        ("detect", {"frame": 0, "labels": [{"class": 1, "corners": [[0, 0], [9, 0], [9, 9], [0, 9]]}]}, "labels.task"),
         ("detect", {"frame": 0, "labels": [{"class": "fox", "box": [0, 0, 1, 1]}]}, "labels.class"),
         ("detect", {"frame": 0, "labels": [{"class": 0, "box": [5, 0, 1, 1]}]}, "message.invalid"),
         ("detect", {"frame": 0, "labels": [{"class": 0, "box": [0, 0, 1, 1e300]}]}, "message.invalid"),

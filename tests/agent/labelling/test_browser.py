@@ -148,6 +148,28 @@ def test_boxes_by_keyboard_alone_nothing_there_and_the_models_boxes(tmp_path: Pa
         assert complaints(browser) == []
 
 
+def test_frames_whose_shapes_are_drawn_elsewhere_are_empty_or_skipped(
+    tmp_path: Path, browser: webdriver.Chrome
+) -> None:
+    bench = LabelBench(tmp_path, "instance", 3)
+    with serving(bench) as address:
+        open_page(browser, address, "0 of 3")
+        shows(browser, "tared label --export")
+        assert not browser.find_element(By.ID, "save").is_displayed()
+        assert not browser.find_element(By.ID, "classes").is_displayed()
+        press(browser, "1", Keys.ENTER, "m")
+        assert bench.store.frames()[0].is_waiting
+        press(browser, "0")
+        eventually(has_label(bench, 1))
+        press(browser, "s")
+        eventually(has_label(bench, 2))
+        shows(browser, "2 of 3")
+        assert complaints(browser) == []
+    frames = bench.store.frames()
+    assert bench.store.kind.is_nothing(frames[0].label)
+    assert frames[1].skipped
+
+
 def test_strange_names_are_text_and_a_picture_that_is_gone_can_be_skipped(
     tmp_path: Path, browser: webdriver.Chrome
 ) -> None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from label_bench import CLASSES, LabelBench, coco
+from label_bench import CLASSES, LabelBench, coco, tared
 from pycocotools.coco import COCO
 
 from agent.vision.boxes import NO_BOXES
-from fleet.cli.main import main
 
 HASHED = "upload\\4\\cb0618f6-00000002.jpg"  # as Label Studio names an uploaded file
-
-
-def tared(bench: LabelBench, *arguments: object, code: int = 0) -> dict[str, Any]:
-    """The keys that `tared label --json` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        assert main(["label", "-c", str(bench.config), "--json", *map(str, arguments)]) == code
-    printed = json.loads(output.getvalue())
-    assert isinstance(printed, dict)
-    return printed
 
 
 def test_boxes_go_out_to_coco_and_come_back(tmp_path: Path) -> None:

@@ -58,6 +58,21 @@ def test_instances_are_read_with_crowds_areas_and_empty_images(store: Callable[.
     assert unnamed.classes.tolist() == [2, 0]  # person 1, animal 3, dog 44
 
 
+def test_a_box_that_cvat_has_turned_has_corners_and_may_begin_beyond_the_picture(store: Callable[..., Path]) -> None:
+    content = document()
+    content["annotations"][0] = {
+        "id": 1, "image_id": 7, "category_id": 44, "bbox": [1, -4, 4, 16], "segmentation": [],
+        "attributes": {"occluded": False, "rotation": 90.0},
+    }  # fmt: skip
+    (_, turned), _ = object_images(store(content), ("person", "cat", "dog"))
+    np.testing.assert_allclose(turned.boxes[0], [-5, 2, 11, 6], atol=1e-3)
+    assert turned.outlines[0] == [pytest.approx([11, 2, 11, 6, -5, 6, -5, 2], abs=1e-3)]
+    assert turned.outlines[1] is None
+    content["annotations"][0]["attributes"] = {"rotation": "ninety"}
+    with pytest.raises(DatasetError, match="box"):
+        object_images(store(content), ("person", "cat", "dog"))
+
+
 @pytest.mark.parametrize(
     ("name", "images", "given"),
     [

@@ -14,11 +14,12 @@ import shape_outputs
 from shape_outputs import SIZE, Object
 
 from agent.common.errors import ConfigError, DatasetError
+from agent.vision.datasets.outlines import run_lengths_of
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.instance import Instances
-from agent.vision.tasks.obb import OrientedBoxes, common_areas, corner_ious, turned
+from agent.vision.tasks.obb import Obb, OrientedBoxes, common_areas, corner_ious, turned
 from agent.vision.tasks.opening import open_task
 from agent.vision.tasks.pose import Poses
 from engines.interface import TensorSpec
@@ -230,13 +231,34 @@ def test_oriented_boxes_are_suppressed_by_their_own_overlap() -> None:
     assert agnostic.scores.tolist() == pytest.approx([0.9])
 
 
+@pytest.mark.parametrize("nms", ["per-class", "agnostic"])
+def test_a_crowd_is_suppressed_as_one_by_one(nms: str) -> None:
+    """More candidates than are compared at a time, in a narrow place."""
+    rng, count = np.random.default_rng(1), 120
+    sides = 20 + rng.random((count, 2), np.float32) * 60
+    corners = turned(rng.random((count, 2), np.float32) * 60, sides, rng.random(count, np.float32) * 3)
+    scores = np.sort(rng.random(count, np.float32))[::-1]
+    crowd = OrientedBoxes.around(corners, rng.integers(0, 3, count), scores)
+    overlaps = corner_ious(crowd.corners, crowd.corners) > 0.5
+    if nms == "per-class":
+        overlaps &= crowd.classes[:, np.newaxis] == crowd.classes
+    kept: list[int] = []
+    for index in range(count):
+        if not overlaps[index, kept].any():
+            kept.append(index)
+    task = open_task(spec("obb", decoder="yolov8", nms=nms))
+    assert isinstance(task, Obb)
+    assert task._suppressed(crowd).scores.tolist() == scores[kept].tolist()
+    assert 10 < len(kept) < 110
+
+
 @pytest.mark.parametrize("answer", [instances(), poses(), oriented()], ids=["instance", "pose", "obb"])
 def test_answers_come_to_the_frame_and_into_a_picture(answer: Any) -> None:
     found = answer.in_frame(GEOMETRY)
     document = found.as_dict(spec("detect"))["detections"][1]
     if isinstance(found, Instances):
         assert document["mask"]["size"] == [12, 24]
-        assert sum(document["mask"]["counts"]) == 12 * 24
+        assert sum(run_lengths_of(document["mask"]["counts"])) == 12 * 24
         assert found.mask(1).any()
     elif isinstance(found, Poses):
         np.testing.assert_allclose(found.points[1, :, :2], (PEOPLE[1][:, :2] - (0, 7)) * 2, atol=1e-3)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from bench import Bench
 from gstreamer import PYTHON, require_gstreamer
+from model_families import KEYPOINTS, ULTRALYTICS, Family, family, one_mask, segmentation, segmentation_argmax
+from onnx import ModelProto
 from worlds import SPEC
+from zoo import Net
 
 from engines.store.artefact import read_artefact, write_artefact
 
@@ -29,6 +34,7 @@ _DOCUMENTED = {
     *("gpu-id", "gie-unique-id", "process-mode", "batch-size", "network-mode", "network-type", "model-engine-file"),
     *("onnx-file", "net-scale-factor", "offsets", "model-color-format", "maintain-aspect-ratio", "symmetric-padding"),
     *("classifier-threshold", "output-tensor-meta", "labelfile-path", "num-detected-classes"),
+    *("segmentation-threshold", "segmentation-output-order"),
 }
 
 
@@ -71,6 +77,58 @@ def test_nvinfer_prepares_frames_as_the_spec_does(bench: Bench) -> None:
     )
     assert (settings["network-type"], settings["output-tensor-meta"]) == ("100", "1")
     assert "labelfile-path" not in settings
+
+
+def probabilities(net: Net) -> ModelProto:
+    """Five classes for each pixel, behind a softmax and a resize."""
+    scores = net.node("Softmax", net.conv("image", 3, 5, strides=[2, 2]), axis=1)
+    scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+    return net.model(net.node("Resize", scores, "", scales, mode="nearest"))
+
+
+@pytest.mark.parametrize(
+    ("make", "labels", "network_type", "threshold"),
+    [
+        (probabilities, "abcde", "2", "0.0"),
+        (one_mask, "a", "2", "0.3"),
+        (segmentation, "abcde", "100", None),
+        (segmentation_argmax, "abcde", "100", None),
+        (probabilities, "a", "100", None),
+    ],
+)
+def test_nvinfer_segments_by_itself_where_its_parser_answers_as_the_task_does(
+    bench: Bench, make: Family, labels: str, network_type: str, threshold: str | None
+) -> None:
+    spec = bench.spec("map", family(make), task="segment", labels=[*labels])
+    settings = nvinfer(bench, bench.built("map", "--precision", "fp32", model=spec))
+    assert (settings["network-type"], settings.get("segmentation-threshold")) == (network_type, threshold)
+    assert settings["num-detected-classes"] == str(len(labels))
+    assert settings.get("segmentation-output-order") == ("0" if network_type == "2" else None)
+    assert settings.get("output-tensor-meta") == ("1" if network_type == "100" else None)
+
+
+@pytest.mark.parametrize(("make", "names"), ULTRALYTICS.items())
+def test_triton_and_nvinfer_are_given_every_output_of_objects_with_more_than_a_box(
+    bench: Bench, make: Family, names: tuple[str, str, str]
+) -> None:
+    _, task, decoder = names
+    more = {"keypoints": KEYPOINTS} if task == "pose" else {}
+    spec = bench.spec("shapes", family(make), task=task, decoder=decoder, labels=list("abc"), **more)
+    built = bench.built("shapes", "--precision", "fp32", model=spec)
+    settings = nvinfer(bench, built)
+    assert [settings[key] for key in ("network-type", "output-tensor-meta", "num-detected-classes")] == [
+        "100",
+        "1",
+        "3",
+    ]
+    bench.json("export", built, "--to", "triton", "-o", bench / "triton")
+    (repository,) = (bench / "triton").glob("*/config.pbtxt")
+    outputs = re.findall(r"^output .*dims: \[ (.*?) \]", repository.read_text(), re.M)
+    graph = onnx.load(repository.parent / "1" / "model.onnx").graph
+    assert len(outputs) == len(graph.output) == (2 if task == "instance" else 1)
+    for dims, value in zip(outputs, graph.output, strict=True):
+        assert dims == ", ".join(str(dim.dim_value or -1) for dim in value.type.tensor_type.shape.dim)
+    assert (repository.parent / "labels.txt").read_text() == "a\nb\nc\n"
 
 
 @pytest.mark.parametrize(
