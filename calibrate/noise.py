@@ -56,7 +56,12 @@ def sqnr_db(reference: NDArray[Any], found: NDArray[Any]) -> float:
 
 
 def worst_sqnr_db(reference: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]) -> float:
-    """Return the least `sqnr_db` of a network's outputs, by name: pooled, a large one would hide a small one."""
+    """Return the least `sqnr_db` of a network's outputs, by name: pooled, a large one would hide a small one.
+
+    >>> worst_sqnr_db({"boxes": np.array([500.0]), "scores": np.array([0.1])},
+    ...               {"boxes": np.array([500.0]), "scores": np.array([0.2])})
+    0.0
+    """
     return min(sqnr_db(output, found[name]) for name, output in reference.items())
 
 
