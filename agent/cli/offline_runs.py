@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def run_calibrate(
         "seconds": round(time.monotonic() - started, 3),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "output": str(output),
-        **({"check": asdict(check)} if check is not None else {}),
+        **({"check": check.as_dict()} if check is not None else {}),
         **({"cache": _comparison(model, ranges, calibration, observed)} if ranges is not None else {}),
     }
 
@@ -143,7 +143,7 @@ def _check_calibration(
 
     def check_and_keep(show: Progress) -> QuickCheck:
         check = quick_check(model, calibration, inputs, show)
-        save_calibration(replace(calibration, check={**_conditions(model), "result": asdict(check)}), output)
+        save_calibration(replace(calibration, check={**_conditions(model), "result": check.as_dict()}), output)
         return check
 
     return _checked(check_and_keep, model, "the calibration's own frames", command)
@@ -227,7 +227,7 @@ def run_build(
         "int8_macs_share": round(artefact.manifest["int8_macs_share"], 4),
         "engine_bytes": artefact.manifest["engine_bytes"],
         "seconds": round(time.monotonic() - started, 3),
-        **({"check": asdict(check)} if check is not None else {}),
+        **({"check": check.as_dict()} if check is not None else {}),
     }
 
 

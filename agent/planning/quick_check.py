@@ -8,7 +8,8 @@ ruin a network: a few small channels under one scale that large weights amplify 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class QuickCheck:
         worst_tensor: The quantised tensor whose noise is largest behind the layer that reads it; empty without any.
         worst_layer: That layer.
         worst_db: Signal to noise at its output if it alone is INT8, in dB, predicted; None without a worst tensor.
+        worst_output: The output that no decoder reads, or its channel, whose signal to noise is least; empty without.
+        output_db: That in dB, the median over the frames; None where it is infinite, or without a worst output.
     """
 
     frames: int
@@ -45,6 +48,15 @@ class QuickCheck:
     worst_tensor: str
     worst_layer: str
     worst_db: float | None
+    worst_output: str = ""
+    output_db: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the check in JSON's types, without a worst output where a decoder reads them."""
+        found = asdict(self)
+        if not self.worst_output:
+            del found["worst_output"], found["output_db"]
+        return found
 
     def is_low(self, max_loss: float) -> bool:
         """Return whether the engine would hardly be accepted. max_loss: What a daemon accepts."""
@@ -59,6 +71,8 @@ class QuickCheck:
         else:
             some = "" if self.informative == self.frames else f"{self.informative} of "
             shown = f"fidelity to float {self.fidelity:.3f}, {some}{self.frames} frames, simulated"
+        if self.output_db is not None:
+            shown += f"; worst output {self.worst_output}, {self.output_db:.1f} dB"
         if self.worst_db is None:
             return shown
         return f"{shown}; worst tensor '{self.worst_tensor}', {self.worst_db:.1f} dB behind '{self.worst_layer}'"
@@ -92,6 +106,8 @@ def quick_check(model: Model, calibration: Calibration, frames: Sequence[Array],
         noise, loudest = proposal.before, proposal.loudest
     worst = max(noise, key=noise.__getitem__, default="")
     has_worst = noise.get(worst, 0.0) > 0.0
+    worst_output = min(answers.sqnr_db, key=answers.sqnr_db.__getitem__, default="")
+    output_db = answers.sqnr_db.get(worst_output, np.inf)
     return QuickCheck(
         len(frames),
         answers.telling,
@@ -99,4 +115,6 @@ def quick_check(model: Model, calibration: Calibration, frames: Sequence[Array],
         loudest[worst] if has_worst else "",
         worst if has_worst else "",
         round(-10.0 * float(np.log10(noise[worst])), 1) if has_worst else None,
+        worst_output,
+        round(output_db, 1) if np.isfinite(output_db) else None,
     )

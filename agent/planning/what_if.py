@@ -12,9 +12,10 @@ what is lost: as many pixels change as the noise is large.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,14 @@ def _noise_to_signal(served: Array, reference: Array) -> float:
 class WhatIfResult:
     """A plan's answers compared with the reference's.
 
-    divergence: mean over frames. loss: 1 - mean fidelity over the `telling` frames that show something.
+    divergence: mean over frames. loss: 1 - mean fidelity over the `telling` frames that show something. sqnr_db: the
+    median over frames of each part of outputs that no decoder reads, by its name.
     """
 
     divergence: float
     loss: float
     telling: int
+    sqnr_db: Mapping[str, float] = field(default_factory=dict)
 
 
 class WhatIf:
@@ -95,6 +98,7 @@ class WhatIf:
         numbers = self.runtime.takes_unsigned, self.runtime.weight_bits
         graph = quantised_graph(self.model.master, plan, self.calibration, *numbers).graph
         divergences, losses = list[float](), list[float]()
+        parts = defaultdict[str, list[float]](list)
         with closing(self.runtime.load(graph.SerializeToString())) as engine:
             for frame, expected, reference_answers in self._known[:frames]:
                 outputs = engine.infer(frame)
@@ -103,10 +107,13 @@ class WhatIf:
                     divergences.append(divergence)
                 served, reference = (self._task.answer(each, frame) for each in (outputs, expected))
                 agreement = fidelity(served, reference)
+                for name, sqnr_db in served.sqnr_by_part(reference).items():
+                    parts[name].append(sqnr_db)
                 finite = all(np.isfinite(output).all() for output in outputs.values())
                 if not (agreement.is_empty and finite):
                     losses.append(1.0 - agreement.value if finite else 1.0)
-        return WhatIfResult(_mean(divergences), _mean(losses), len(losses))
+        medians = {name: float(np.median(values)) for name, values in parts.items()}
+        return WhatIfResult(_mean(divergences), _mean(losses), len(losses), medians)
 
     def _read(self, outputs: Mapping[str, Array], frame: Array) -> Sequence[Answer]:
         """Return the answers that the task compares."""

@@ -119,6 +119,14 @@ class Answer(ABC):
         del served
         return []
 
+    def sqnr_by_part(self, reference: Self) -> Mapping[str, float]:
+        """Return the signal to quantisation noise of each part of the outputs in dB, by its name.
+
+        It is empty where the task knows what outputs mean.
+        """
+        del reference
+        return {}
+
     def overlaps_by_class(self, served: Self | None) -> list[ClassOverlap]:
         """Return how far each class of either answer covers the same pixels in both; none without classes of pixels.
 

@@ -47,9 +47,25 @@ class RawOutputs(Answer):
 
         It is None where no output can be judged: see `channel_sqnr_db`.
         """
-        bounds = self.least_db if isinstance(self.least_db, Mapping) else dict.fromkeys(self.outputs, self.least_db)
-        judged = {name: channel_sqnr_db(self.outputs[name], reference.outputs[name]) for name in bounds}
+        judged = {name: db[~np.isnan(db)] for name, db in self._sqnr_db(reference).items()}
+        bounds = self._bounds
         return min((float((db >= bounds[name]).mean()) for name, db in judged.items() if db.size), default=None)
+
+    def sqnr_by_part(self, reference: RawOutputs) -> Mapping[str, float]:
+        """Return that of each channel that is judged: `scores[5]`, or `scores` of a single vector."""
+        return {
+            name if len(channels) == 1 else f"{name}[{number}]": db
+            for name, channels in self._sqnr_db(reference).items()
+            for number, db in enumerate(channels.tolist())
+            if not np.isnan(db)
+        }
+
+    @property
+    def _bounds(self) -> Mapping[str, float]:
+        return self.least_db if isinstance(self.least_db, Mapping) else dict.fromkeys(self.outputs, self.least_db)
+
+    def _sqnr_db(self, reference: RawOutputs) -> Mapping[str, NDArray[np.float64]]:
+        return {name: channel_sqnr_db(self.outputs[name], reference.outputs[name]) for name in self._bounds}
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         del spec
@@ -80,23 +96,22 @@ class Raw(ModelTask):
 
 
 def channel_sqnr_db(served: Array, reference: Array) -> NDArray[np.float64]:
-    """Return the signal to quantisation noise of each channel of one output that has a signal or noise, in dB.
+    """Return the signal to quantisation noise of each channel of one output, in dB.
 
     The signal of a channel is the mean power of its kind: of the channels whose power in the reference is alike. So a
     class that is not in a frame, whose scores are next to zero, is judged by those that are. Integers, such as classes,
     are one channel, whose noise is the share of values that differ.
 
     Returns:
-        float64 (channels,): none where nothing can be judged, since the shapes differ or every value is zero. Values
-        that are not finite, and were so in the reference, count as equal; others are -inf, as is noise without signal.
+        float64 (channels,): none where the shapes differ, NaN for a channel without signal and noise. Values that are
+        not finite, and were so in the reference, count as equal; others are -inf, as is noise without signal.
     """
     if served.shape != reference.shape or not reference.size:
         return np.empty(0)  # the number of rows is the number of objects, which may come in any order
     signal, noise = _powers(served, reference)
-    some = (signal > 0.0) | (noise > 0.0)
-    levels = _levels_of_kinds(signal)
-    with np.errstate(divide="ignore"):
-        return np.asarray(10.0 * (np.log10(levels[some]) - np.log10(noise[some])))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sqnr_db = 10.0 * (np.log10(_levels_of_kinds(signal)) - np.log10(noise))
+    return np.where((signal > 0.0) | (noise > 0.0), sqnr_db, np.nan)
 
 
 def channel_axis(shape: Sequence[int]) -> int | None:

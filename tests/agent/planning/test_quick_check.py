@@ -49,6 +49,7 @@ def test_the_worst_tensor_is_the_one_whose_noise_its_reader_amplifies(tmp_path: 
     assert check.worst_db is not None
     assert check.worst_db < 0.0
     assert check.is_low(0.1)
+    assert f"worst output {check.worst_output}, {check.output_db:.1f} dB" in check.text
     assert f"worst tensor 't1', {check.worst_db:.1f} dB behind 'Conv_t2'" in check.text
 
 

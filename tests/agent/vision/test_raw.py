@@ -94,6 +94,16 @@ def test_values_without_a_level(served: list[float], reference: list[float], exp
     assert channel_sqnr_db(np.array(served), np.array(reference)) == pytest.approx([expected])
 
 
+def test_the_worst_channel_has_a_name() -> None:
+    served = table()
+    served[:, COORDINATES + 2] *= 0.5
+    parts = RawOutputs({"y": served, "z": np.ones((1, 9))}).sqnr_by_part(
+        RawOutputs({"y": table(), "z": np.ones((1, 9))})
+    )
+    assert min(parts, key=lambda name: parts[name]) == f"y[{COORDINATES + 2}]"
+    assert parts["z"] == math.inf
+
+
 def test_classes_are_judged_by_the_share_that_differs() -> None:
     reference, served = np.zeros((1, 20, 20), np.int64), np.zeros((1, 20, 20), np.int64)
     served[0, 0, :4] = 7  # 1 %, 20 dB
