@@ -83,19 +83,27 @@ def remove_leftovers(state_dir: Path) -> None:
     jobs = state_dir / "jobs"
     for child in _kill_orphans(jobs):
         log.warning("orphan=%d state=ended", child.pid)
-    references = state_dir / "cache" / "references"
-    folders = [state_dir, state_dir / "artefacts", references.parent, references, references / "artefacts"]
-    unfinished = [path for folder in folders for path in folder.glob(".*.new") if _UNFINISHED.fullmatch(path.name)]
-    _remove([*jobs.glob("*"), *unfinished])
+    _remove([*jobs.glob("*"), *_unfinished([state_dir, *_built_in(state_dir)])])
 
 
 def remove_unfinished_builds(state_dir: Path) -> None:
-    """Remove what a killed child left in the store; no other child may be at work.
+    """Remove what a killed child left in the store and in the cache; no other child may be at work.
 
     A folder that cannot be listed is left alone until the next time.
     """
+    own = f".{os.getpid()}.new"
     with suppress(OSError):
-        _remove((state_dir / "artefacts").glob(".*.new"))
+        _remove([path for path in _unfinished(_built_in(state_dir)) if not path.name.endswith(own)])
+
+
+def _built_in(state_dir: Path) -> list[Path]:
+    """The folders into which a job's child writes."""
+    cache = state_dir / "cache"
+    return [state_dir / "artefacts", cache, cache / "references", cache / "references" / "artefacts"]
+
+
+def _unfinished(folders: Iterable[Path]) -> list[Path]:
+    return [path for folder in folders for path in folder.glob(".*.new") if _UNFINISHED.fullmatch(path.name)]
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -5,12 +5,14 @@ Each is made once, in var/peers, from the package index.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +45,23 @@ def run_in(peer: str, program: str, *arguments: object) -> Any:
 
 
 def _python(peer: str) -> Path:
-    """The interpreter of a peer's environment, which is made where it is not there."""
+    """The interpreter of a peer's environment, which is made where it is not there, by one test process at a time."""
     folder = _FOLDER / peer
     python = folder / "bin" / "python"
-    if (folder / "made").exists():
-        return python
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / f"{peer}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            _make(folder, python, PACKAGES[peer])
+    return python
+
+
+def _make(folder: Path, python: Path, packages: Sequence[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES[peer]]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["pip gives no reason"])[-1]
-        pytest.skip(f"no environment for {peer}: {reason}")
+        pytest.skip(f"no environment for {folder.name}: {reason}")
     (folder / "made").touch()
-    return python

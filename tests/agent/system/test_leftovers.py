@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 
-from agent.system.state_dir import remove_leftovers
+from agent.system.state_dir import remove_leftovers, remove_unfinished_builds
 
 WHOLE = [
     "artefacts/0123/manifest.json",
@@ -43,6 +44,16 @@ def test_half_written_files_are_removed_and_whole_ones_stay(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir() if path.is_symlink()] == ["current"]
     assert list((tmp_path / "artefacts").iterdir()) == [tmp_path / "artefacts" / "0123"]
     assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_what_a_killed_child_left_half_written_is_removed_and_what_the_daemon_writes_stays(tmp_path: Path) -> None:
+    own = [f"cache/.x.timings.{os.getpid()}.new", ".regimes.json.77.new"]
+    of_the_child = [name for name in HALF if name.startswith(("artefacts/", "cache/"))]
+    for name in [*WHOLE, *own, *of_the_child]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    remove_unfinished_builds(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*WHOLE, *own}
 
 
 def test_a_child_that_outlived_its_daemon_is_ended_with_its_own_children(tmp_path: Path) -> None:
