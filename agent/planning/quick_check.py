@@ -88,7 +88,7 @@ def quick_check(model: Model, calibration: Calibration, frames: Sequence[Array],
     """
     runtime = open_backend("onnxruntime")
     progress(0.0, "answering in float and in INT8")
-    answers = WhatIf(model, calibration, frames, runtime).evaluate(model.plan)
+    answers = WhatIf(model, calibration, [frames], runtime).evaluate(model.plan)
     nodes = Topology(model.observed).nodes
     layers = [node for node in nodes if node.name in model.placement.layers and node.name not in model.plan.floats]
     noise: Mapping[str, float] = {}
