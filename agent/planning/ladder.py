@@ -104,7 +104,7 @@ class Ladder:
         clock: Where the process may be stopped, one that stops with it.
 
     Attributes:
-        found: What was tried and measured so far.
+        findings: What was tried and measured so far.
         ran_out: True if the budget ended before all noise was measured.
     """
 
@@ -126,12 +126,12 @@ class Ladder:
         rules = self.model.rules
         kept = self.given.floats if self.options.raising is not None else {}
         self._rules = Rules({**kept, **rules.floats, **self.without_int8}, rules.int8)
-        self.found = Findings(self.model, *self._grouped(Repairs()))
+        self.findings = Findings(self.model, *self._grouped(Repairs()))
 
     @property
     def is_decided(self) -> bool:
         """True if every layer has to be float, so that there is nothing to search."""
-        return bool((self.found.fixed == FLOAT).all())
+        return bool((self.findings.fixed == FLOAT).all())
 
     def plans(self) -> Iterator[PrecisionPlan]:
         """Yield plans to build; ask for the next one only once an engine of the last was refused.
@@ -140,7 +140,7 @@ class Ladder:
 
         Raises EngineError and CalibrationError as the graph passes do, for a plan of another model among others.
         """
-        first, found = self._first_plan(), self.found
+        first, found = self._first_plan(), self.findings
         found.grouping, found.fixed = self._grouped(first.repairs)
         raising = self.options.raising
         if raising is not None:
@@ -158,14 +158,14 @@ class Ladder:
     def candidates(self) -> list[Tried]:
         """Search to the end, and return the plans that are worth an engine, the fastest first.
 
-        A plan of the search goes before the first plan only where it is faster by more than the costs' tolerance.
-        Which plans these are, follows from the frames that try plans alone: a certificate has others.
+        A plan of the search goes before the first plan only where times were measured, and it is faster by more than
+        their tolerance. The frames that try plans alone decide which plans these are: a certificate has others.
         """
-        found = self.found
+        found = self.findings
         for _ in self.plans():
             self.progress(0.9, "trying plans")
         offered = [tried for tried in found.tried if tried.offered]
-        if found.costs is None or not found.tried[0].offered:
+        if found.costs is None or found.costs.why or not found.tried[0].offered:
             return offered
         as_fast = found.partition(found.tried[0].plan).time / (1.0 + found.costs.tolerance)
         return sorted(offered, key=lambda tried: found.partition(tried.plan).time >= as_fast)
@@ -174,11 +174,11 @@ class Ladder:
         """Return the evidence of a job's plan: what was tried and measured until now."""
         identity = {"by": JOB, "calibration": self.scene.calibration.id, "max_loss": self.options.max_loss}
         seconds = round(self.clock.monotonic_s() - self._began_s, 3)
-        return {**self.found.evidence(plan), **identity, "seconds": seconds}
+        return {**self.findings.evidence(plan), **identity, "seconds": seconds}
 
     def note(self, outcome: str, is_too_loud: bool = True) -> None:
         """Note for what the engine of the plan that was yielded last was refused, and whether it had lost too much."""
-        last = [each for each in self.found.tried if each.offered][-1]
+        last = [each for each in self.findings.tried if each.offered][-1]
         last.outcome, last.is_too_loud = outcome, is_too_loud
 
     def refusal(self, last: AgentError | None) -> AgentError:
@@ -188,7 +188,7 @@ class Ladder:
         frames did not show why, by chance, it is `recalibration.refused`, as for other jobs: a later job has other
         frames.
         """
-        found, expected = self.found, last.expected if last is not None else _EXPECTED
+        found, expected = self.findings, last.expected if last is not None else _EXPECTED
         if last is not None and found.measured is None:
             return last
         tried = "; ".join(
@@ -224,7 +224,7 @@ class Ladder:
         choice = choose_repairs(
             self._what_if, self.scene.sample, lambda fraction, doing: self.progress(0.5 * fraction, doing)
         )
-        self.found.choice = choice
+        self.findings.choice = choice
         return PrecisionPlan({**self._loudest(choice), **self.model.plan.floats}, choice.repairs)
 
     def _name_of(self, first: PrecisionPlan) -> str:
@@ -252,7 +252,7 @@ class Ladder:
         share = int8_macs_share(self.model.master, place(self.model.master, self._with_missing(plan)))
         suits = answer.telling < _TELLING or answer.loss <= self.options.max_loss
         tried = Tried(name, plan, answer.loss, share, is_too_loud=not suits)
-        self.found.tried.append(tried)
+        self.findings.tried.append(tried)
         return tried, suits
 
     def _with_missing(self, plan: PrecisionPlan) -> PrecisionPlan:
@@ -268,7 +268,7 @@ class Ladder:
 
     def _searched(self, first: Tried) -> Iterator[PrecisionPlan]:
         """Measure costs and noise of the groups; yield the plans that keep the loss, the fastest first."""
-        repairs, found = first.plan.repairs, self.found
+        repairs, found = first.plan.repairs, self.findings
         found.costs = self._measure_costs(repairs)
         self.without_int8 = {**self.without_int8, **found.costs.without_int8}
         self._rules = Rules({**self._rules.floats, **found.costs.without_int8}, self._rules.int8)
@@ -292,7 +292,7 @@ class Ladder:
 
     def is_in_vain(self, noise: float) -> bool:
         """Return whether a plan with this much noise has as much as one that lost too much, but for a raise."""
-        loud = (self.found.partition(tried.plan).noise for tried in self.found.tried if tried.is_too_loud)
+        loud = (self.findings.partition(tried.plan).noise for tried in self.findings.tried if tried.is_too_loud)
         return self.options.raising is None and noise >= min(loud, default=np.inf)
 
     def _rungs(self, costs: GroupCosts) -> list[Partition]:
@@ -300,7 +300,7 @@ class Ladder:
 
         There the noise of layers that have to be INT8 does not count, for no plan avoids it.
         """
-        found, raising = self.found, self.options.raising
+        found, raising = self.findings, self.options.raising
         problem = as_problem(found.grouping, costs.costs, found.noise, found.fixed)
         if raising is None:
             return rungs(frontier(problem), costs.tolerance)
@@ -316,7 +316,7 @@ class Ladder:
         now = self.clock.monotonic_s()
         until = now + _COSTS_SHARE * (self._began_s + self.options.budget_s - now)
         return self.find_costs(
-            self.found.grouping,
+            self.findings.grouping,
             repairs,
             lambda _, doing: self.progress(0.5, doing),
             lambda seconds: self.clock.monotonic_s() + seconds < until,
@@ -324,7 +324,7 @@ class Ladder:
 
     def _measure(self, repairs: Repairs) -> GroupNoise:
         """Measure what each group adds to the divergence, as far as there is time."""
-        grouping, predicted = self.found.grouping, self.found.nsr
+        grouping, predicted = self.findings.grouping, self.findings.nsr
         if not predicted.any():
             predicted = np.array([float(group.macs) for group in grouping.groups])
 
@@ -338,17 +338,17 @@ class Ladder:
         def show(fraction: float, doing: str) -> None:
             self.progress(0.5 + 0.4 * fraction, doing)
 
-        return measure_noise(self.found.fixed, predicted, diverge, show)
+        return measure_noise(self.findings.fixed, predicted, diverge, show)
 
     def _plan(self, int8: Flags, repairs: Repairs) -> PrecisionPlan:
-        groups = self.found.grouping.groups
+        groups = self.findings.grouping.groups
         reasons = {group.name: self._reason(index) for index, group in enumerate(groups)}
-        return PrecisionPlan(self._rules.apply(self.found.grouping.plan(int8.tolist(), reasons)), repairs)
+        return PrecisionPlan(self._rules.apply(self.findings.grouping.plan(int8.tolist(), reasons)), repairs)
 
     def _reason(self, index: int) -> str:
         if self.options.raising is None:
-            return self.found.gain(index)
-        share = float(self.found.noise[index]) / max(float(self.found.noise.sum()), 1e-30)
+            return self.findings.gain(index)
+        share = float(self.findings.noise[index]) / max(float(self.findings.noise.sum()), 1e-30)
         return _RAISED.format(100.0 * share, self.options.raising.fidelity)
 
     def _offered(self, tried: Tried) -> PrecisionPlan:

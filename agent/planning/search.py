@@ -238,7 +238,7 @@ class PlanSearch:
             for tried in candidates:
                 plan = fingerprint(self.builder.plan(tried.plan.floats).essence)
                 is_known = certifier.number_of(plan) is not None  # also of one that is left out: it was chosen before
-                if not is_known or self.ladder.is_in_vain(self.ladder.found.partition(tried.plan).noise):
+                if not is_known or self.ladder.is_in_vain(self.ladder.findings.partition(tried.plan).noise):
                     continue
                 with closing(self.builder.load(tried.plan.floats, self._show)) as engine:
                     self._judge(tried, certifier.try_candidate(plan, engine))
@@ -253,7 +253,7 @@ class PlanSearch:
         INT8 can be faster on this machine where its times were measured; then a candidate has to be.
         """
         tried.trials = trials
-        costs, outcome = self.ladder.found.costs, tried.trial
+        costs, outcome = self.ladder.findings.costs, tried.trial
         assert outcome is not None
         tried.is_too_loud = not outcome.accepted
         if outcome.accepted and costs is not None and not costs.why and not outcome.is_faster:
@@ -279,7 +279,7 @@ class PlanSearch:
 
         The caller adds to its evidence what it knows of the run.
         """
-        found, accepted, builder = self.ladder.found, self.accepted, self.builder
+        found, accepted, builder = self.ladder.findings, self.accepted, self.builder
         if accepted is not None:
             floats, repairs = dict(accepted.plan.floats), accepted.plan.repairs
         else:
@@ -344,7 +344,7 @@ class PlanSearch:
         return f"{certified}: {outcome}"
 
     def _why_not(self) -> str:
-        found = self.ladder.found
+        found = self.ladder.findings
         if self.is_decided:
             reasons = dict.fromkeys(group.fixed or "precision.keep_float" for group in found.grouping.groups)
             return f"no layer may be INT8 ({'; '.join(reasons)})" if reasons else "there is no layer that could be INT8"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 import cv2
 import numpy as np
 import pytest
+from agent.planning.chart import draw_chart
 from numpy.typing import NDArray
 from plan_evidence import all_float, by_macs, evidence, one_group, unmeasured
 
 from agent.common.errors import AgentError
-from agent.planning.chart import draw_chart
 
 if TYPE_CHECKING:  # its import takes a tenth of the collection of all tests, in each worker
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent.planning.report import SCHEMA, explain, print_plan
 from plan_evidence import by_macs, evidence, group, one_group, unmeasured
 from rich.console import Console
 
 from agent.cli.main import main
 from agent.common.errors import AgentError
-from agent.planning.report import SCHEMA, explain, print_plan
 from calibrate.plan import PrecisionPlan
 
 
