@@ -56,12 +56,12 @@ def _draw(evidence: Evidence, axes: Axes) -> None:
     if tried:
         frames = evidence.get("frame_counts", {}).get("to_search", "few")
         axes.plot(*zip(*tried, strict=True), "o-", color=_TRIED, label=f"plans, loss on {frames} frames")
-    for number, one in enumerate(evidence["candidates"]):
+    for one in evidence["candidates"]:
         if (trial := one["trial"]) is not None:
-            color, shape, outcome = (_REFUSED, "X", "refused") if number != evidence["chosen"] else (_ACCEPTED, "D", "")
-            outcome = outcome or f"accepted: loss {show_loss(trial['loss'])}, at most {show_loss(trial['upper'])}"
+            color, shape, outcome = (_ACCEPTED, "D", "accepted") if trial["accepted"] else (_REFUSED, "X", "refused")
+            bound = f"at most {show_loss(trial['upper'])} with {show_confidence(evidence)}"
+            x, label = scale.value(one["time"]), f"{outcome}: loss {show_loss(trial['loss'])}, {bound}"
             bar = [[0.0], [max(trial["upper"] - trial["loss"], 0.0)]]
-            x, label = scale.value(one["time"]), f"{outcome} ({show_confidence(evidence)})"
             axes.errorbar(x, trial["loss"], bar, fmt=shape, color=color, capsize=4, markersize=8, label=label)
             tops.append(trial["upper"])
     axes.plot(scale.value(scale.all_float), 0.0, "s", color=_INK, markersize=7, clip_on=False, label="all float")

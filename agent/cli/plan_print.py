@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from rich.console import Console
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from agent.common.errors import AgentError
@@ -41,10 +42,10 @@ def print_plan(plan: PrecisionPlan, console: Console, all_groups: bool = False) 
     """
     evidence = plan.evidence
     console.print(Text(evidence.get("verdict", "A job of the daemon found this plan."), style="bold"))
-    facts = [(name, Text(fact)) for name, fact in plan_facts(plan).items()]
-    width = max(len(name) for name, _ in facts)
-    for name, fact in facts:
-        console.print(Text.assemble((f"{name:<{width}}  ", "dim"), fact), soft_wrap=False)
+    facts = RichTable(box=None, show_header=False, pad_edge=False)
+    for name, fact in plan_facts(plan).items():
+        facts.add_row(name, Text(fact, overflow="fold"))
+    console.print(facts)
     rows = sorted(evidence["groups"], key=lambda group: -group["sensitivity"])  # stable: ties stay in graph order
     listed = [
         group
@@ -68,16 +69,11 @@ def _print_table(table: Table, console: Console) -> None:
     """Print a table of a report; the rows that stand out are bold."""
     heads = [head for head, _ in table.heads]
     rows = [
-        [Text(shown(cell), "bold" if number in table.chosen else "") for cell in row]
+        [Text(cell if isinstance(cell, str) else cell[0], "bold" if number in table.chosen else "") for cell in row]
         for number, row in enumerate(table.rows)
     ]
     right = [head for head, is_number in table.heads if is_number]
     console.print(f"\n{table.title}", tabulate(heads, rows, console.width, _PROSE, right), sep="\n", highlight=False)
-
-
-def shown(cell: str | tuple[str, object]) -> str:
-    """Return the text of a cell: that alone, or the first of what is shown and what it is sorted by."""
-    return cell if isinstance(cell, str) else cell[0]
 
 
 def _rest(evidence: Evidence, groups: Sequence[Group]) -> Iterator[str]:

@@ -51,10 +51,6 @@ class CostScale:
     def show(self, time: float) -> str:
         return f"{show_digits(self.value(time))} {self.unit}"
 
-    def pair(self, group: Group) -> str:
-        """Show INT8 / float, without the unit."""
-        return f"{show_digits(self.value(group['time_int8']))} / {show_digits(self.value(group['time_float']))}"
-
 
 def chosen_candidate(evidence: Evidence) -> Candidate | None:
     """Return the certified candidate; None without one."""
@@ -123,13 +119,6 @@ def show_labels(labels: Mapping[str, Any]) -> str:
     return f"{'; '.join(scores)} ({labels['dataset']})"
 
 
-def trials_by_source(candidate: Candidate | None) -> Mapping[str, Mapping[str, Any]]:
-    """Return a candidate's trials by source; empty if it was tried in one, or not at all."""
-    trial = candidate["trial"] if candidate else None
-    sources: Mapping[str, Mapping[str, Any]] = trial["by_source"] if trial else {}
-    return sources if len(sources) > 1 else {}
-
-
 # ---- the facts
 
 
@@ -141,60 +130,31 @@ def plan_facts(plan: PrecisionPlan) -> dict[str, str]:
         return facts
     groups, chosen = evidence["groups"], chosen_candidate(evidence)
     int8 = sum(group["precision"] == "int8" for group in groups)
-    if "int8_macs_share" in evidence:
-        share = show_share(evidence["int8_macs_share"])
-        facts = {"INT8": f"{share} of multiply-accumulates, {int8} of {len(groups)} groups", **facts}
-    if "verdict" in evidence:
-        facts["loss"] = _loss_fact(evidence, chosen)
-        for source, trial in trials_by_source(chosen).items():
-            facts[f"loss in {source}"] = f"{_loss_and_bound(trial)}, from {_frames(trial)}"
-        facts["latency"] = _latency_fact(evidence)
-    else:
-        facts["loss allowed"] = show_loss(evidence["max_loss"])
-    if chosen and chosen["trial"] and chosen["trial"].get("ious"):
-        facts["IoU with float"] = f"of all pixels {show_ious(chosen['trial']['ious'])}"
+    share = sum(group["macs_share"] for group in groups if group["precision"] == "int8")
+    share = evidence.get("int8_macs_share", share)  # with what the model itself has in INT8
+    facts = {"INT8": f"{show_share(share)} of multiply-accumulates, {int8} of {len(groups)} groups", **facts}
+    facts["loss allowed"] = show_loss(evidence["max_loss"])
+    if chosen is not None:
+        validity = "on that stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
+        origin = "" if evidence["held_out"] else " of the calibration's own source"
+        by_source = chosen["trial"]["by_source"]
+        for source, trial in by_source.items():
+            bound = f"{show_loss(trial['loss'])} measured, at most {show_loss(trial['upper'])}"
+            empty = f" and {trial['empty_frames']} empty ones" if trial["empty_frames"] else ""
+            name = "loss" if len(by_source) == 1 else f"loss in {source}"
+            facts[name] = f"{bound} {validity}, from {trial['frames']} frames{empty}{origin}"
+        if chosen["trial"].get("ious"):
+            facts["IoU with float"] = f"of all pixels {show_ious(chosen['trial']['ious'])}"
     if evidence.get("labels"):
-        facts["labels"] = show_labels(evidence["labels"])
+        facts["score on labels"] = show_labels(evidence["labels"])
     if shown_costs := show_costs(evidence):
         facts["costs"] = shown_costs
-    counted = f"{evidence['builds']} engines, {evidence['frame_counts']['to_search']} frames, "
-    facts["search"] = f"{counted if 'builds' in evidence else ''}{evidence['seconds']:.0f} s"
+    facts["search"] = f"{evidence['seconds']:.0f} s"
+    if evidence.get("by") != JOB:
+        facts["search"] += f", {evidence['builds']} engines, {evidence['frame_counts']['to_search']} frames"
     if evidence.get("interrupted"):
         facts["stopped early"] = f"by its {evidence['interrupted']}: this is the best of what was tried until then"
     return facts
-
-
-def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
-    if chosen is None:
-        return "0: every layer stays float" if evidence["float_precision"] == "fp32" else "not measured: all is float"
-    trial = chosen["trial"]
-    validity = "on that stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
-    allowed = f"allowed {show_loss(evidence['max_loss'])}"
-    origin = "" if evidence["held_out"] else " of the calibration's own source"
-    sources = len(trials_by_source(chosen))
-    basis = f"in the worst of {sources} sources" if sources else f"from {_frames(trial)}"
-    return f"{_loss_and_bound(trial)} {validity} ({allowed}), {basis}{origin}"
-
-
-def _loss_and_bound(trial: Mapping[str, Any]) -> str:
-    return f"{show_loss(trial['loss'])} measured, at most {show_loss(trial['upper'])}"
-
-
-def _frames(trial: Mapping[str, Any]) -> str:
-    empty = f" and {trial['empty_frames']} empty ones" if trial["empty_frames"] else ""
-    return f"{trial['frames']} frames{empty}"
-
-
-def _latency_fact(evidence: Evidence) -> str:
-    ms, float_ms = evidence["latency_ms"], evidence["latency_float_ms"]
-    if evidence["chosen"] is None and float_ms is not None:
-        return f"{show_digits(float_ms)} ms in float"
-    if ms is None or float_ms is None:
-        return "not measured"
-    times = f"{show_digits(ms)} ms, float {show_digits(float_ms)} ms"
-    if evidence["faster"]:
-        return f"{times}: INT8 is {float_ms / ms:.2f} times as fast"
-    return f"{times}: INT8 is not faster on this machine, it takes {ms / float_ms:.2f} times as long"
 
 
 # ---- the sections
@@ -218,10 +178,10 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
     tables = [group_table(evidence, evidence["groups"])]
     yield Section("Precision, layer by layer", [_HOW_TO_READ], figures=figures, tables=tables)
     figures = [Figure("Plans that were tried", _scatter(evidence), _OUTCOMES)] if _has_costs(evidence) else []
-    tables = [candidate_table(evidence), *_floats(plan)]
-    yield Section("Loss and time", list(_certificate(evidence)), figures=figures, tables=tables)
+    text = [_certificate(evidence)]
+    yield Section("Loss and time", text, figures=figures, tables=[candidate_table(evidence)])
     if "retraining" in evidence:
-        yield Section("What training could win", list(retraining_lines(evidence)), tables=_retraining(evidence))
+        yield Section("What training could win", list(retraining_lines(evidence)))
 
 
 def _has_costs(evidence: Evidence) -> bool:
@@ -277,7 +237,7 @@ def candidate_table(evidence: Evidence) -> Table:
     """Return the table of the plans that were tried."""
     scale = CostScale(evidence)
     heads = (
-        ("plan", False), ("in INT8", True), ("groups in float", True), (f"predicted, {scale.unit}", True),
+        ("plan", False), ("in INT8", True), ("floats", True), (f"predicted, {scale.unit}", True),
         ("predicted loss", True), ("loss", True), ("at most", True), ("frames", True), ("ms, INT8 / float", True),
         ("outcome", False),
     )  # fmt: skip
@@ -312,15 +272,14 @@ def _outcome(candidate: Candidate) -> Iterator[str]:
         yield f"it takes '{pair['reference']}' for '{pair['candidate']}' {pair['count']} of {pair['of']} times"
 
 
-def _certificate(evidence: Evidence) -> Iterator[str]:
-    if evidence["by"] == JOB:
-        yield "A job found this plan. It tries plans from the fastest on, until an engine is accepted."
-    else:
-        validity = "on the stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
-        yield (
-            f"A plan is accepted where the bound of its loss stays within {show_loss(evidence['max_loss'])}, "
-            f"{validity}. The frames that certify it are held out from the search."
-        )
+def _certificate(evidence: Evidence) -> str:
+    if evidence.get("by") == JOB:
+        return "A job found this plan. It tries plans from the fastest on, until an engine is accepted."
+    validity = "on the stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
+    return (
+        f"A plan is accepted where the bound of its loss stays within {show_loss(evidence['max_loss'])}, {validity}. "
+        "The frames that certify it are held out from the search."
+    )
 
 
 def _scatter(evidence: Evidence) -> Any:
@@ -379,30 +338,6 @@ def _target(target: Mapping[str, Any]) -> str:
     else:
         needed = ", no more than this one, but it was not certified"
     return f"If {groups} kept float's answers in INT8, {time}. {measured}{needed}."
-
-
-def _retraining(evidence: Mapping[str, Any]) -> list[Table]:
-    """Show the groups in which a faster plan differs, and those that make most of the noise of the chosen plan."""
-    found = evidence["retraining"] or {"target": None, "noisiest": [], "loss": None}
-    groups = {group["name"]: group for group in evidence["groups"]}
-    tables = []
-    for names, title in (
-        (found["target"]["names"] if found["target"] else [], "Now float, and INT8 in the faster plan"),
-        ([one["name"] for one in found["noisiest"]] if found["loss"] else [], "Loudest of those in INT8"),
-    ):
-        rows = [
-            (
-                name,
-                (show_share(groups[name]["macs_share"]), groups[name]["macs_share"]),
-                (show_share(noise_share(evidence, [groups[name]])), groups[name]["sensitivity"]),
-                "measured" if groups[name]["measured"] else "predicted",
-            )
-            for name in names
-        ]
-        if rows:
-            heads = (("group", False), ("work", True), ("noise, of INT8 in all groups", True), ("noise is", False))
-            tables.append(Table(heads, rows, title))
-    return tables
 
 
 def _floats(plan: PrecisionPlan) -> list[Table]:
