@@ -85,7 +85,7 @@ def run_plan(
     search = PlanSearch(builder, random_frames, embedded, options, stage)
     held_out = {source.shown: calibration.source != Path(source.shown).name for source in sources}
     if not search.is_decided:
-        say(search.split.description)
+        say(search.description)
         if not all(held_out.values()):
             say(
                 "warning: the calibration is from a source of the same name; the certificate holds for its frames, "

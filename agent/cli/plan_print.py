@@ -127,11 +127,7 @@ def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
     yield f"It is {made_of}: {', '.join(group['layers'])}; {share} of the model's multiply-accumulates."
     if group["rule"]:
         yield f"Its precision is set by the rule {group['rule']}."
-    if evidence["costs"]["source"] != "none":
-        yield from _costs(evidence, index)
-    if not evidence["sensed"]:
-        yield "What it adds to the output's divergence was not measured."
-        return
+    yield from _costs(evidence, index)
     rank = 1 + sum(other["sensitivity"] > group["sensitivity"] for other in groups)
     of_all = f"{show_share(noise_share(evidence, [group]))} of what all groups add, rank {rank} of {len(groups)}"
     noise = f"{group['sensitivity']:.2g} to the output's divergence ({noise_is(evidence, group)})"
@@ -140,8 +136,7 @@ def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
         yield f"On its own output, the noise of INT8 is predicted at {group['nsr_db']:.1f} dB relative to the signal."
     if group["repairs"]:
         yield f"Repairs for INT8: {'; '.join(group['repairs'])}."
-    if evidence["costs"]["source"] != "none":
-        yield _flipped(evidence, index)
+    yield _flipped(evidence, index)
 
 
 def _costs(evidence: Evidence, index: int) -> Iterator[str]:

@@ -20,6 +20,7 @@ from agent.planning.group_noise import GroupNoise, describe_groups
 from agent.planning.what_if import RepairChoice
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan
+from engines.quantise.costs import macs_costs
 from engines.quantise.fusion import Grouping
 
 SCHEMA = 3  # version of the evidence
@@ -70,7 +71,7 @@ class Findings:
     grouping: Grouping
     fixed: NDArray[np.int8]
     choice: RepairChoice | None = None
-    costs: GroupCosts | None = None
+    found_costs: GroupCosts | None = None
     measured: GroupNoise | None = None
     tried: list[Tried] = field(default_factory=list)
 
@@ -86,6 +87,11 @@ class Findings:
         return self.measured.shares if self.measured is not None else self.nsr
 
     @property
+    def costs(self) -> GroupCosts:
+        """The costs of the groups; by multiply-accumulates where the search did not come to look for any."""
+        return self.found_costs or GroupCosts(macs_costs(self.grouping), "no other costs were needed")
+
+    @property
     def is_sensed(self) -> bool:
         """True if noise was measured at all."""
         return self.measured is not None and bool(self.measured.blocks)
@@ -98,28 +104,24 @@ class Findings:
         ], np.bool_)  # fmt: skip
 
     def partition(self, plan: PrecisionPlan) -> Partition:
-        """Return the predicted time and noise of a plan; by multiply-accumulates no time, where none are known."""
-        int8 = self.int8(plan)
-        if self.costs is None:
-            return Partition(int8, 0.0, float(self.noise[int8].sum()))
-        problem = as_problem(self.grouping, self.costs.costs, self.noise, self.fixed)
+        """Return a plan with its predicted time and noise."""
+        int8, problem = self.int8(plan), as_problem(self.grouping, self.costs.costs, self.noise, self.fixed)
         return Partition(int8, problem.time(int8), problem.noise_of(int8))
 
     def gain(self, index: int) -> str:
         """Return in words what INT8 saves in a group, and the noise that it makes."""
-        share = float(self.noise[index]) / max(float(self.noise.sum()), 1e-30)
-        noise = f"makes {100.0 * share:.3g} % of the noise"
-        if self.costs is None:
-            return f"INT8 {noise}"
         costs, measured = self.costs.costs, not self.costs.why
+        noise = float(self.noise[index]) / max(float(self.noise.sum()), 1e-30)
         saved = float(costs.float_ms[index] - costs.int8_ms[index]) / max(float(costs.float_ms.sum()), 1e-30)
         gain = f"saves {100.0 * saved:.3g} %" if saved >= 0.0 else f"takes {-100.0 * saved:.3g} % more"
         estimated = ", estimated within the noise," if measured and costs.by_macs[index] else ""
-        return f"INT8 {gain} of the {'time' if measured else 'cost'}{estimated} and {noise}"
+        of_what = f"{'time' if measured else 'cost'}{estimated}"
+        return f"INT8 {gain} of the {of_what} and makes {100.0 * noise:.3g} % of the noise"
 
     def evidence(self, plan: PrecisionPlan, chosen: Tried | None = None) -> dict[str, Any]:
         """Return the evidence of a plan, in JSON's types. chosen: the certified plan."""
         repairs = {name: dict(row) for name, row in self.choice.tried.items()} if self.choice is not None else {}
+        boundaries = self.costs.costs.boundary_ms.tolist()
         return {
             "schema": SCHEMA,
             "model": self.model.sha256,
@@ -128,63 +130,48 @@ class Findings:
             "repairs_tried": repairs,
             "sensed": self.is_sensed,
             "groups": self._groups(plan),
-            "edges": self._edges(),
+            "edges": [[i, j, ms] for (i, j, _), ms in zip(self.grouping.edges, boundaries, strict=True)],
             "candidates": [self._candidate(each) for each in self.tried],
             "chosen": self.tried.index(chosen) if chosen is not None else None,
         }
 
-    # ---- parts of the evidence
-
     def _costs(self) -> dict[str, Any]:
-        if self.costs is None:
-            return {"source": "none", "why": "", "unit": "", "fixed": 0.0}
-        costs, why = self.costs.costs, self.costs.why
+        found, costs = self.costs, self.costs.costs
+        kind = ("macs", "MACs", "") if found.why else ("measured", "ms", costs.doubt)
         return {
-            "source": "macs" if why else "measured",
-            "why": why,
-            "unit": "MACs" if why else "ms",
-            "noise": costs.noise,
-            "builds": costs.builds,
-            "passes": costs.passes,
-            "doubt": "" if why else costs.doubt,
-            "fixed": costs.fixed_ms,
-            "on": self.costs.on,
-            "kept": self.costs.kept,
+            **dict(zip(("source", "unit", "doubt"), kind, strict=True)),
+            **{"why": found.why, "noise": costs.noise, "builds": costs.builds, "passes": costs.passes},
+            **{"fixed": costs.fixed_ms, "on": found.on, "kept": found.kept},
         }
 
     def _groups(self, plan: PrecisionPlan) -> list[dict[str, Any]]:
-        costs, int8, nsr = self.costs.costs if self.costs else None, self.int8(plan), self.nsr.tolist()
+        costs, int8, nsr, rules = self.costs.costs, self.int8(plan), self.nsr.tolist(), self.model.rules
         notes = self.choice.notes if self.choice is not None else {}
         rows = describe_groups(self.model.master, self.grouping, self.measured)
         for index, (row, group) in enumerate(zip(rows, self.grouping.groups, strict=True)):
-            reasons = [plan.floats[layer] for layer in group.layers if layer in plan.floats]
-            rules = [kind[layer] for kind in (self.model.rules.floats, self.model.rules.int8) for layer in group.layers
-                     if layer in kind]  # fmt: skip
+            floats, *ruled = (
+                [reasons[layer] for layer in group.layers if layer in reasons]
+                for reasons in (plan.floats, rules.floats, rules.int8)
+            )
             row |= {
                 "sensitivity": float(self.noise[index]),
                 "precision": "int8" if int8[index] else "float",
-                "why": group.fixed or next(iter([*reasons, *rules]), self.gain(index)),
-                "time_int8": float(costs.int8_ms[index]) if costs is not None else 0.0,
-                "time_float": float(costs.float_ms[index]) if costs is not None else 0.0,
-                "timed": self.costs is not None and not self.costs.why and not self.costs.costs.by_macs[index],
+                "why": group.fixed or [*floats, *ruled[1], self.gain(index)][0],
+                "time_int8": float(costs.int8_ms[index]),
+                "time_float": float(costs.float_ms[index]),
+                "timed": not self.costs.why and not costs.by_macs[index],
                 "nsr_db": 10.0 * float(np.log10(nsr[index])) if nsr[index] > 0.0 else None,
                 "repairs": sorted({note for layer in group.layers for note in notes.get(layer, ())}),
-                "rule": next(iter(rules), ""),
+                "rule": [*ruled[0], *ruled[1], ""][0],
             }
         return rows
 
-    def _edges(self) -> list[list[float]]:
-        edges = self.grouping.edges
-        times = self.costs.costs.boundary_ms.tolist() if self.costs else [0.0] * len(edges)
-        return [[i, j, time] for (i, j, _), time in zip(edges, times, strict=True)]
-
     def _candidate(self, tried: Tried) -> dict[str, Any]:
         partition, trial = self.partition(tried.plan), tried.trial
-        fixed_ms = self.costs.costs.fixed_ms if self.costs is not None else 0.0
         by_source = {source: _trial(one) for source, one in tried.trials.items()}
         return {
             "plan": tried.name,
-            "time": partition.time + fixed_ms,
+            "time": partition.time + self.costs.costs.fixed_ms,
             "noise": partition.noise,
             "int8_macs_share": round(tried.int8_macs_share, 4),
             "predicted_loss": round(tried.loss, 4),
@@ -216,7 +203,7 @@ def retraining(found: Findings, chosen: Tried | None, plan: PrecisionPlan, float
                   `plan_time_ms` as predicted, null if no time was measured; `loss` and `plan_loss` on the search
                   frames, and `to_win`, the fidelity that training has to win there
     """
-    if found.costs is None or not found.tried:
+    if not found.tried:
         return None
     kept = np.where(found.int8(plan), found.noise, 0.0)
     loudest = [index for index in np.argsort(-kept, kind="stable").tolist() if kept[index] > 0.0][:_NOISIEST]
@@ -224,12 +211,13 @@ def retraining(found: Findings, chosen: Tried | None, plan: PrecisionPlan, float
     return {
         "loss": chosen.trial.loss if chosen is not None and chosen.trial is not None else float_loss,
         "noisiest": [{"name": names[index], "noise_share": float(kept[index] / kept.sum())} for index in loudest],
-        "target": _target(found, found.costs, plan, chosen.loss if chosen is not None else float_loss),
+        "target": _target(found, plan, chosen.loss if chosen is not None else float_loss),
     }
 
 
-def _target(found: Findings, costs: GroupCosts, plan: PrecisionPlan, plan_loss: float | None) -> dict[str, Any] | None:
+def _target(found: Findings, plan: PrecisionPlan, plan_loss: float | None) -> dict[str, Any] | None:
     """Return the fastest plan that was tried, if it is faster than the chosen one by more than the times' spread."""
+    costs = found.costs
     target = min(found.tried, key=lambda tried: found.partition(tried.plan).time)
     time, plan_time = (costs.costs.fixed_ms + found.partition(each).time for each in (target.plan, plan))
     gained = np.flatnonzero(found.int8(target.plan) & ~found.int8(plan)).tolist()

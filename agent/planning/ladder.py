@@ -37,7 +37,7 @@ from agent.planning.costs import GroupCosts, as_problem, labels
 from agent.planning.evidence import JOB, Findings, Tried
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, measure_noise
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
-from agent.planning.what_if import Remember, RepairChoice, WhatIf, choose_repairs, compute_anew
+from agent.planning.what_if import Remember, RepairChoice, WhatIf, choose_repairs, remember_nothing
 from calibrate.partition import FLOAT, FREE, Partition, frontier, rungs
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
@@ -116,7 +116,7 @@ class Ladder:
     options: LadderOptions
     progress: Progress
     find_costs: FindCosts
-    remember: Remember = compute_anew
+    remember: Remember = remember_nothing
     clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class Ladder:
         for _ in self.plans():
             self.progress(0.9, "trying plans")
         offered = [tried for tried in found.tried if tried.offered]
-        if found.costs is None or found.costs.why or not found.tried[0].offered:
+        if found.costs.why or not found.tried[0].offered:
             return offered
         as_fast = found.partition(found.tried[0].plan).time / (1.0 + found.costs.tolerance)
         return sorted(offered, key=lambda tried: found.partition(tried.plan).time >= as_fast)
@@ -269,13 +269,13 @@ class Ladder:
     def _searched(self, first: Tried) -> Iterator[PrecisionPlan]:
         """Measure costs and noise of the groups; yield the plans that keep the loss, the fastest first."""
         repairs, found = first.plan.repairs, self.findings
-        found.costs = self._measure_costs(repairs)
-        self.without_int8 = {**self.without_int8, **found.costs.without_int8}
-        self._rules = Rules({**self._rules.floats, **found.costs.without_int8}, self._rules.int8)
+        found.found_costs = costs = self._find_costs(repairs)
+        self.without_int8 = {**self.without_int8, **costs.without_int8}
+        self._rules = Rules({**self._rules.floats, **costs.without_int8}, self._rules.int8)
         found.fixed = labels(found.grouping, self._rules.floats, self._rules.int8)
         found.measured = self._measure(repairs)
         engines = 0
-        for number, partition in enumerate(self._rungs(found.costs), start=1):
+        for number, partition in enumerate(self._rungs(costs), start=1):
             self.progress(0.9, f"trying plan {number} of the search")
             plan = self._plan(partition.int8, repairs)
             if self.is_in_vain(partition.noise) or plan.essence in [each.plan.essence for each in found.tried]:
@@ -312,7 +312,7 @@ class Ladder:
         ]
         return rungs(quieter, costs.tolerance, _RAISED_BY)[raising.rung - 1 :]
 
-    def _measure_costs(self, repairs: Repairs) -> GroupCosts:
+    def _find_costs(self, repairs: Repairs) -> GroupCosts:
         now = self.clock.monotonic_s()
         until = now + _COSTS_SHARE * (self._began_s + self.options.budget_s - now)
         return self.find_costs(

@@ -75,35 +75,10 @@ class Share:
     search: int
     certificate: int | None
 
-
-@dataclass(frozen=True)
-class Split:
-    """The division of every source's frames."""
-
-    shares: Sequence[Share]
-    terms: Terms
-
-    @property
-    def live(self) -> bool:
-        """True if the one source is a live camera."""
-        return any(share.certificate is None for share in self.shares)
-
     @property
     def description(self) -> str:
-        """A line for people on what the certificate is going to need."""
-        several = len(self.shares) > 1
-        certified = f"certified after {self.terms.frames_needed()} with something on them"
-        return (
-            f"{'; '.join(_frames_of(share, several) for share in self.shares)}: a plan that loses nothing is "
-            f"{certified}{' in each source' if several else ''}, or a few less, for a loss of at most "
-            f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
-        )
-
-
-def _frames_of(share: Share, named: bool) -> str:
-    certificate = "" if share.certificate is None else f"{share.certificate} "
-    frames = f"{share.search} frames to search with, {certificate}others to certify on"
-    return f"{frames} in {share.source}" if named else frames
+        certificate = "" if self.certificate is None else f"{self.certificate} "
+        return f"{self.search} frames to search with, {certificate}others to certify on in {self.source}"
 
 
 def split_by_time(drawn: Sequence[tuple[int, Array]]) -> tuple[list[Array], list[Array]]:
@@ -151,6 +126,7 @@ class PlanSearch:
 
     def __post_init__(self) -> None:
         self.model = self.builder.model
+        self.terms = Terms(self.options.max_loss, self.options.max_confusion, len(self.sources))
         self.accepted: Tried | None = None
         self.interrupted = ""
         self._journal: Journal
@@ -170,19 +146,28 @@ class PlanSearch:
         return self.ladder.is_decided
 
     @cached_property
-    def split(self) -> Split:
-        """The division of the frames.
+    def shares(self) -> list[Share]:
+        """The division of every source's frames.
 
         Raises AgentError (`plan.frames`) if a source has too few for any certificate, CameraError as the source does.
         """
-        most = max(_FEWEST, math.ceil(SEARCH_FRAMES / len(self.sources)))
-        terms, shares = Terms(self.options.max_loss, self.options.max_confusion, len(self.sources)), list[Share]()
+        most, shares = max(_FEWEST, math.ceil(SEARCH_FRAMES / len(self.sources))), list[Share]()
         for frames in self.sources:
             count = frames.count
             search = most if count is None else min(most, max(_FEWEST, count // 4))
             shares.append(Share(frames.source.shown, search, None if count is None else count - search))
-            check_frames(frames, search, terms)
-        return Split(shares, terms)
+            check_frames(frames, search, self.terms)
+        return shares
+
+    @property
+    def description(self) -> str:
+        """A line for people on what the certificate is going to need."""
+        each = " in each source" if len(self.shares) > 1 else ""
+        return (
+            f"{'; '.join(share.description for share in self.shares)}: a plan that loses nothing is certified after "
+            f"{self.terms.frames_needed()} with something on them{each}, or a few less, for a loss of at most "
+            f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
+        )
 
     def run(self, journal: Journal) -> None:
         """Search and certify, as far as the budget allows."""
@@ -211,7 +196,7 @@ class PlanSearch:
         with closing(self.embedded.load(self.model.master.SerializeToString())) as engine:
             task = VisionTask(self.model.spec, engine.inputs, engine.outputs)
         halves = []
-        for frames, share in zip(self.sources, self.split.shares, strict=True):
+        for frames, share in zip(self.sources, self.shares, strict=True):
             with closing(frames.draw()) as draws:
                 drawn = [(index, task.preprocess(image)[0].copy()) for index, image in islice(draws, share.search)]
             halves.append(split_by_time(drawn))
@@ -226,13 +211,13 @@ class PlanSearch:
     def _certify(self, candidates: Sequence[Tried]) -> None:
         if not candidates:
             return
-        sources = [(frames, share.search) for frames, share in zip(self.sources, self.split.shares, strict=True)]
+        sources = [(frames, share.search) for frames, share in zip(self.sources, self.shares, strict=True)]
         with (
             closing(self.embedded.load(self.model.master.SerializeToString())) as reference,
             closing(self.builder.load_float(self._show)) as float_engine,
         ):
             certifier = Certifier(
-                self.model.spec, self.split.terms, sources, reference, float_engine, self._journal,
+                self.model.spec, self.terms, sources, reference, float_engine, self._journal,
                 self._progress, self.out_of_time, self.clock,
             )  # fmt: skip
             for tried in candidates:
@@ -253,15 +238,20 @@ class PlanSearch:
         INT8 can be faster on this machine where its times were measured; then a candidate has to be.
         """
         tried.trials = trials
-        costs, outcome = self.ladder.findings.costs, tried.trial
+        outcome = tried.trial
         assert outcome is not None
         tried.is_too_loud = not outcome.accepted
-        if outcome.accepted and costs is not None and not costs.why and not outcome.is_faster:
+        if outcome.accepted and not self.ladder.findings.costs.why and not outcome.is_faster:
             times = f"{outcome.latency_ms:.3g} ms, which is not faster than {outcome.latency_float_ms:.3g} ms"
             tried.trials = {
                 source: replace(trial, accepted=False, reason=f"{times} in float; {trial.reason}")
                 for source, trial in trials.items()
             }
+
+    @property
+    def _is_live(self) -> bool:
+        """True if the one source is a live camera."""
+        return any(frames.source.live for frames in self.sources)
 
     def _check_time(self) -> None:
         if self.out_of_time():
@@ -310,16 +300,16 @@ class PlanSearch:
             "verdict": self.verdict(),
             "certificate": {
                 "error_probability": ERROR,
-                "frames_needed": Terms(options.max_loss, options.max_confusion, len(self.sources)).frames_needed(),
+                "frames_needed": self.terms.frames_needed(),
             },
             "latency_ms": trial.latency_ms if trial else (last.latency_float_ms if last else None),
             "latency_float_ms": last.latency_float_ms if last else None,
             "faster": trial is not None and trial.is_faster,
             "frame_counts": {
-                "to_search": sum(share.search for share in self.split.shares) if found.tried else 0,
+                "to_search": sum(share.search for share in self.shares) if found.tried else 0,
                 "to_certify": sum(each.frames for each in tried[-1].trials.values()) if tried else 0,
             },
-            "live": trial is not None and self.split.live,
+            "live": trial is not None and self._is_live,
             "builds": builder.builds,
             "interrupted": self.interrupted,
         }
@@ -335,10 +325,10 @@ class PlanSearch:
             return f"All float{own}{forced}: {self._why_not()}."
         times = f"{trial.latency_ms:.3g} ms against {trial.latency_float_ms:.3g} ms in float"
         speed = f"{times}." if trial.is_faster else f"INT8 is not faster on this machine, {times}: serve float here."
-        scenes = [share.source for share in self.split.shares]
+        scenes = [share.source for share in self.shares]
         each = " in each" if len(scenes) > 1 else ""
         outcome = f"a loss of at most {trial.upper:.3g}{each}, where {self.options.max_loss:g} is accepted. {speed}"
-        if self.split.live:  # frames in the order of time are no sample of another stretch
+        if self._is_live:  # frames in the order of time are no sample of another stretch
             return f"Kept for the observed stretch of a live camera, and for no other: {outcome}"
         certified = f"Certified for the scenes of {', '.join(scenes)}" if len(scenes) > 1 else "Certified"
         return f"{certified}: {outcome}"

@@ -43,7 +43,7 @@ _Known = tuple[Array, Mapping[str, Array], Sequence[Answer]]  # a network input,
 Remember = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
-def compute_anew(_: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def remember_nothing(_: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Remember nothing."""
     return measure()
 
@@ -93,7 +93,7 @@ class WhatIf:
         calibration: Calibration,
         scenes: Sequence[Frames],
         runtime: Backend,
-        remember: Remember = compute_anew,
+        remember: Remember = remember_nothing,
     ) -> None:
         self.model = model
         self.calibration = calibration

@@ -90,12 +90,10 @@ def show_loss(loss: float) -> str:
 
 
 def show_costs(evidence: Evidence) -> str:
-    """Show in one line what the plan's costs are, and why; empty if none was needed."""
+    """Show in one line what the plan's costs are, and why."""
     costs = evidence["costs"]
-    if costs["source"] == "macs":
-        return f"estimated from multiply-accumulates: {costs['why']}"
     if costs["source"] != "measured":
-        return ""
+        return f"estimated from multiply-accumulates: {costs['why']}"
     shown = f"measured on {costs['builds']} engines, spread {show_share(costs['noise'])}"
     if costs["passes"] > 1:
         shown += f", {costs['passes']} times because of the noise"
@@ -147,8 +145,7 @@ def plan_facts(plan: PrecisionPlan) -> dict[str, str]:
             facts["IoU with float"] = f"of all pixels {show_ious(chosen['trial']['ious'])}"
     if evidence.get("labels"):
         facts["score on labels"] = show_labels(evidence["labels"])
-    if shown_costs := show_costs(evidence):
-        facts["costs"] = shown_costs
+    facts["costs"] = show_costs(evidence)
     facts["search"] = f"{evidence['seconds']:.0f} s"
     if evidence.get("by") != JOB:
         facts["search"] += f", {evidence['builds']} engines, {evidence['frame_counts']['to_search']} frames"
@@ -177,15 +174,11 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
     figures = [_map(evidence["groups"], kinds)] if evidence["groups"] else []
     tables = [group_table(evidence, evidence["groups"])]
     yield Section("Precision, layer by layer", [_HOW_TO_READ], figures=figures, tables=tables)
-    figures = [Figure("Plans that were tried", _scatter(evidence), _OUTCOMES)] if _has_costs(evidence) else []
+    figures = [Figure("Plans that were tried", _scatter(evidence), _OUTCOMES)]
     text = [_certificate(evidence)]
     yield Section("Loss and time", text, figures=figures, tables=[candidate_table(evidence)])
     if "retraining" in evidence:
         yield Section("What training could win", list(retraining_lines(evidence)))
-
-
-def _has_costs(evidence: Evidence) -> bool:
-    return bool(evidence["costs"]["source"] != "none")
 
 
 def _kind(group: Group, repaired: Mapping[str, Sequence[str]]) -> str:
@@ -250,7 +243,7 @@ def candidate_table(evidence: Evidence) -> Table:
                 candidate.get("plan", f"plan {number}"),
                 (show_share(candidate["int8_macs_share"]), candidate["int8_macs_share"]),
                 (str(candidate["floats"]), candidate["floats"]),
-                (show_digits(scale.value(time)) if _has_costs(evidence) else "", time),
+                (show_digits(scale.value(time)), time),
                 (show_loss(candidate["predicted_loss"]), candidate["predicted_loss"]),
                 *((show_loss(trial[key]) if trial else "", trial.get(key, "")) for key in ("loss", "upper")),
                 (str(trial.get("frames", "")), trial.get("frames", "")),

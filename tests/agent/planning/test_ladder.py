@@ -213,7 +213,7 @@ def test_no_costs_are_found_where_the_first_plan_suits(tmp_path: Path) -> None:
         raise AssertionError
 
     found = ladder_of(saved_model(tmp_path, channels_net()), find_costs=never)
-    assert next(found.plans()).evidence["costs"]["source"] == "none"
+    assert next(found.plans()).evidence["costs"]["why"] == "no other costs were needed"
 
 
 def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_build_ends_with_the_budget(world: Path, fake: FakeTensorRt, monkeypat
     monkeypatch.setattr(PlanSearch, "out_of_time", lambda *_: started == 3)
     found = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
     found.run(journal(world))
-    assert (found.interrupted, found.ladder.findings.costs) == ("budget", None)
+    assert (found.interrupted, found.ladder.findings.found_costs) == ("budget", None)
     assert (started, found.builder.builds) == (3, 2)
     assert fake.without_int8 == set()
 
