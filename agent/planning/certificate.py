@@ -57,9 +57,14 @@ class Terms:
         """The error of one candidate's bounds in one source, by its number from 1; all together hold with 1 - ERROR."""
         return float(ERROR / 2**number / self.sources)
 
-    def frames_needed(self, number: int = 1) -> int:
+    def frames_needed(self, number: int) -> int:
         """The fewest frames of a source, with something on them, that can certify candidate `number`."""
         return frames_needed(self.max_loss, self.error(number))
+
+    @property
+    def fewest_frames(self) -> int:
+        """Those that can certify the first candidate."""
+        return self.frames_needed(1)
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,7 @@ def check_frames(frames: RandomFrames, start: int, terms: Terms) -> None:
     if frames.count is None:
         return
     left = max(0, frames.count - start)
-    if left >= terms.frames_needed():
+    if left >= terms.fewest_frames:
         return
     limits = [thousandths / 1000 for thousandths in range(1, 1000)]
     first = bisect.bisect_left(limits, -left, key=lambda limit: -frames_needed(limit, terms.error(1)))
@@ -229,7 +234,7 @@ def check_frames(frames: RandomFrames, start: int, terms: Terms) -> None:
     raise AgentError(
         "plan.frames",
         f"{left} frames to measure on in {frames.source.shown}, beside {frames.count - left} to search with",
-        f"at least {terms.frames_needed()} for --max-loss {terms.max_loss:g} with 95 % confidence",
+        f"at least {terms.fewest_frames} for --max-loss {terms.max_loss:g} with 95 % confidence",
         f"give more frames{other}",
     )
 

@@ -165,7 +165,7 @@ class PlanSearch:
         each = " in each source" if len(self.shares) > 1 else ""
         return (
             f"{'; '.join(share.description for share in self.shares)}: a plan that loses nothing is certified after "
-            f"{self.terms.frames_needed()} with something on them{each}, or a few less, for a loss of at most "
+            f"{self.terms.fewest_frames} with something on them{each}, or a few less, for a loss of at most "
             f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
         )
 
@@ -300,7 +300,7 @@ class PlanSearch:
             "verdict": self.verdict(),
             "certificate": {
                 "error_probability": ERROR,
-                "frames_needed": self.terms.frames_needed(),
+                "frames_needed": self.terms.fewest_frames,
             },
             "latency_ms": trial.latency_ms if trial else (last.latency_float_ms if last else None),
             "latency_float_ms": last.latency_float_ms if last else None,

@@ -29,15 +29,15 @@ from engines.interface import Array
 
 def test_a_perfect_candidate_is_accepted_on_the_fewest_frames(trial_bench: MakeTrialBench) -> None:
     terms = Terms(0.05, 0.3)
-    assert terms.frames_needed() == frames_needed(0.05, 0.05 / 2)
+    assert terms.fewest_frames == frames_needed(0.05, 0.05 / 2)
     made = trial_bench(terms)
     trial, runs = made.trial(read_digits)
-    assert (trial.accepted, trial.frames, trial.empty_frames) == (True, terms.frames_needed(), 0)
+    assert (trial.accepted, trial.frames, trial.empty_frames) == (True, terms.fewest_frames, 0)
     assert (trial.loss, trial.lower, trial.confused) == (0.0, 0.0, ())
     assert trial.upper <= 0.05
-    assert trial.reason == f"loss at most 0.05 on {terms.frames_needed()} frames, 0 others empty; at most 0.05 is asked"
-    assert runs == terms.frames_needed() + WARM_UP
-    assert made.reference.runs == terms.frames_needed()
+    assert trial.reason == f"loss at most 0.05 on {terms.fewest_frames} frames, 0 others empty; at most 0.05 is asked"
+    assert runs == terms.fewest_frames + WARM_UP
+    assert made.reference.runs == terms.fewest_frames
     assert made.float_engine.runs == TIMED + WARM_UP
 
 
@@ -54,7 +54,7 @@ def test_a_bad_candidate_is_refused_long_before_a_good_one_passes(trial_bench: M
     trial, _ = made.trial(misread(lambda number, _: number % 2 == 1, 0))
     assert not trial.accepted
     assert trial.lower >= 0.05
-    assert trial.frames < USUAL.frames_needed() / 4
+    assert trial.frames < USUAL.fewest_frames / 4
     assert trial.reason.startswith("loss at least 0.0")
 
 
@@ -63,7 +63,7 @@ def test_a_small_loss_passes_on_more_frames(trial_bench: MakeTrialBench) -> None
     trial, _ = made.trial(misread(lambda _, marked: marked, 0))
     assert trial.accepted
     assert 0.0 < trial.loss < 0.03
-    assert USUAL.frames_needed() < trial.frames < 800
+    assert USUAL.fewest_frames < trial.frames < 800
 
 
 def test_sixes_read_as_eights_are_refused_behind_a_small_loss(trial_bench: MakeTrialBench) -> None:
@@ -141,7 +141,7 @@ def test_the_error_of_all_candidates_and_sources_is_one() -> None:
     assert sum(3 * terms.error(number) for number in range(1, MAX_CANDIDATES + 1)) <= ERROR
     needed = [terms.frames_needed(number) for number in range(1, MAX_CANDIDATES + 1)]
     assert needed == sorted(set(needed))
-    assert Terms(0.05, 0.3).frames_needed() < needed[0]
+    assert Terms(0.05, 0.3).fewest_frames < needed[0]
 
 
 def test_raw_outputs_are_measured_and_not_kept(trial_bench: MakeTrialBench) -> None:

@@ -81,7 +81,7 @@ def test_every_source_gives_search_frames_and_takes_its_share_of_the_error(scene
     assert [(share.search, share.certificate) for share in found.shares] == [(16, 104), (16, 144)]
     assert found.terms.error(1) == pytest.approx(0.5 * ERROR / 2)
     assert f"16 frames to search with, 144 others to certify on in {scenes / 'dusk.avi'}: a plan" in found.description
-    assert f"after {found.terms.frames_needed()} with something on them in each source" in found.description
+    assert f"after {found.terms.fewest_frames} with something on them in each source" in found.description
     write_clip(scenes / "short.avi", lambda _: 0.5, 20)
     with pytest.raises(AgentError, match=rf"plan\.frames: \d+ frames to measure on in {scenes / 'short.avi'}, beside"):
         _ = planner(scenes, sources=("clip.avi", "short.avi")).shares
