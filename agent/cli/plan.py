@@ -16,7 +16,7 @@ from agent.common.errors import AgentError, DatasetError
 from agent.common.state_files import Journal
 from agent.models.model import check_calibration, open_model, read_plan
 from agent.planning.costs import PlanBuilder
-from agent.planning.evidence import SCHEMA
+from agent.planning.evidence import READABLE
 from agent.planning.frames import RandomFrames
 from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate
@@ -236,7 +236,7 @@ def read_evidence(path: Path) -> PrecisionPlan:
     Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, or with another version's.
     """
     plan = read_plan(path)
-    if plan.evidence.get("schema") != SCHEMA:
+    if plan.evidence.get("schema") not in READABLE:
         written = "planned by another version of tared" if plan.evidence else "a plan written by hand"
         expected = "a plan that this version of tared made"
         raise AgentError("plan.evidence", f"{path}, {written}", expected, "make the plan again")

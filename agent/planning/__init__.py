@@ -10,7 +10,7 @@ trial of a candidate. quick_check is a glance at a plan on a few frames, and sta
 
 Public:
     costs               GroupCosts, PlanBuilder
-    evidence            COMMAND, JOB, SCHEMA
+    evidence            COMMAND, JOB, READABLE, SCHEMA
     frames              RandomFrames
     kept_costs          KeptCosts
     ladder              Ladder, LadderOptions, REFUSED, Scene

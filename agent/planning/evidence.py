@@ -23,7 +23,7 @@ from calibrate.plan import PrecisionPlan
 from engines.quantise.costs import macs_costs
 from engines.quantise.fusion import Grouping
 
-SCHEMA = 3  # version of the evidence
+SCHEMA, READABLE = 4, (3, 4)  # versions of the evidence: what is written, and what can be shown
 JOB, COMMAND = "job", "tared plan"  # by whom a plan was found
 _NOISIEST = 5
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.common.html.charts import Axis, Mark, scatter_chart, strip
 from agent.common.html.pages import Figure, Section, Table, show_share
-from agent.planning.evidence import JOB, SCHEMA
+from agent.planning.evidence import JOB, READABLE
 from calibrate.plan import PrecisionPlan
 
 Evidence = Mapping[str, Any]  # a plan's, as JSON holds it
@@ -124,7 +124,7 @@ def plan_facts(plan: PrecisionPlan) -> dict[str, str]:
     """Return what a plan is, in a few words each."""
     evidence = plan.evidence
     facts = {"layers in float": str(len(plan.floats)), "layers repaired": str(len(_repaired(plan)))}
-    if evidence.get("schema") != SCHEMA:
+    if evidence.get("schema") not in READABLE:
         return facts
     groups, chosen = evidence["groups"], chosen_candidate(evidence)
     int8 = sum(group["precision"] == "int8" for group in groups)
@@ -160,7 +160,7 @@ def plan_facts(plan: PrecisionPlan) -> dict[str, str]:
 def plan_sections(plan: PrecisionPlan) -> list[Section]:
     """Return the sections of a report on a plan: of `tared plan`, of a job, or one that a person wrote."""
     evidence = plan.evidence
-    if evidence.get("schema") == SCHEMA:
+    if evidence.get("schema") in READABLE:
         return [*_searched(plan), *_repairs(plan)]
     text = "This plan has no evidence: a person wrote it."
     if evidence:

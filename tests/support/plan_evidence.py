@@ -66,7 +66,7 @@ def evidence() -> dict[str, Any]:
         "model_name": "yolox_nano.onnx",
         "calibration": "c0ffee",
         "built_for": {"runtime": "onnxruntime", "version": "1.23.2"},
-        "schema": 3,
+        "schema": 4,
         "spec_id": "5bec",
         "plan": "91a9",
         "int8_macs_share": 0.84,

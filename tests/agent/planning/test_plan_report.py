@@ -254,3 +254,14 @@ def test_the_explanation_is_printed_as_it_is(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "plan.json").write_text(PrecisionPlan({}, evidence=found).to_json())
     assert main(["plan", str(tmp_path / "plan.json"), "--explain", "conv*"]) == 0
     assert capsys.readouterr().out.split() == explain(found, "conv*").split()
+
+
+def test_the_plan_of_an_earlier_version_is_shown() -> None:
+    """Its candidates have no names, and nobody says by whom it was found."""
+    found = evidence()
+    del found["by"]
+    for candidate in found["candidates"]:
+        for key in ("plan", "offered", "outcome"):
+            del candidate[key]
+    shown = printed({**found, "schema": 3})
+    assert row(shown, "plan 2").endswith("accepted: its loss is at most 0.0487")
