@@ -278,7 +278,7 @@ class Ladder:
         for number, partition in enumerate(self._rungs(costs), start=1):
             self.progress(0.9, f"trying plan {number} of the search")
             plan = self._plan(partition.int8, repairs)
-            if self.is_in_vain(partition.noise) or plan.essence in [each.plan.essence for each in found.tried]:
+            if self._is_in_vain(partition.noise) or plan.essence in [each.plan.essence for each in found.tried]:
                 continue
             tried, suits = self._try(f"plan {number} of the search", plan)
             if suits:
@@ -290,7 +290,7 @@ class Ladder:
         if not quietest.offered:  # on the frames of the verdict, or compared with the engine in service, it may do
             yield self._offered(quietest)
 
-    def is_in_vain(self, noise: float) -> bool:
+    def _is_in_vain(self, noise: float) -> bool:
         """Return whether a plan with this much noise has as much as one that lost too much, but for a raise."""
         loud = (self.findings.partition(tried.plan).noise for tried in self.findings.tried if tried.is_too_loud)
         return self.options.raising is None and noise >= min(loud, default=np.inf)

@@ -220,17 +220,22 @@ class PlanSearch:
                 self.model.spec, self.terms, sources, reference, float_engine, self._journal,
                 self._progress, self.out_of_time, self.clock,
             )  # fmt: skip
+            too_loud = math.inf
             for tried in candidates:
-                plan = fingerprint(self.builder.plan(tried.plan.floats).essence)
-                is_known = certifier.number_of(plan) is not None  # also of one that is left out: it was chosen before
-                if not is_known or self.ladder.is_in_vain(self.ladder.findings.partition(tried.plan).noise):
+                plan, noise = fingerprint(self.builder.plan(tried.plan.floats).essence), self._noise_of(tried)
+                number = certifier.number_of(plan)  # also of one that is left out: all were chosen beforehand
+                if number is None or noise >= too_loud:
                     continue
                 with closing(self.builder.load(tried.plan.floats, self._show)) as engine:
                     self._judge(tried, certifier.try_candidate(plan, engine))
                 if tried.is_accepted:
                     self.accepted = tried
                     return
+                too_loud = min(too_loud, noise) if tried.is_too_loud else too_loud
                 self._check_time()
+
+    def _noise_of(self, tried: Tried) -> float:
+        return self.ladder.findings.partition(tried.plan).noise
 
     def _judge(self, tried: Tried, trials: Mapping[str, Any]) -> None:
         """Note the trials of a candidate.
@@ -342,6 +347,5 @@ class PlanSearch:
         tried = [each.trial for each in offered if each.trial is not None]
         if self.interrupted and (not self._is_complete or len(tried) < len(offered)):
             return "the time was up before a plan with INT8 in it was certified"
-        if not tried:
-            return "no plan with INT8 in it is worth an engine"
-        return f"none of {len(tried)} plans was certified. The last: {tried[-1].reason}"
+        last = f". The last: {tried[-1].reason}" if tried else ""
+        return f"none of {len(tried)} plans was certified{last}"
