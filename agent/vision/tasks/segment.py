@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agent.vision.datasets.mask_images import MaskImages
 
 NOTHING = -1  # the class of a pixel that shows none
+_MOST_CLASSES = 1024  # as many squared are counted for a frame
 _SAME_CLASS = 0.5  # IoU from which on a class is where the reference has it
 _OPACITY = 0.5
 
@@ -364,13 +365,15 @@ def class_axes(shape: Sequence[int | None], size: Size) -> list[int | None]:
 
 
 def _classes(output: Array, axis: int | None, threshold: float) -> Classes:
-    """Return the class of each pixel; of scores that are no numbers none is the largest."""
+    """Return the class of each pixel; NOTHING where scores or numbers are none, or a number is no class's."""
     scores = output[np.newaxis] if axis is None else np.moveaxis(output, axis, 0)
     if len(scores) > 1:
-        if not np.isfinite(scores).all():
-            scores = np.where(np.isnan(scores), -np.inf, scores)
-        return np.asarray(scores.argmax(axis=0), np.int16)
-    if axis is None or output.dtype.kind != "f":
-        return np.array(scores[0], np.int16)
+        if np.isfinite(scores).all():
+            return np.asarray(scores.argmax(axis=0), np.int16)
+        classes = np.where(np.isnan(scores), -np.inf, scores).argmax(axis=0)
+        return np.asarray(np.where(np.isnan(scores).all(axis=0), NOTHING, classes), np.int16)
     with np.errstate(invalid="ignore"):
+        if axis is None or output.dtype.kind != "f":
+            is_class = (scores[0] >= 0) & (scores[0] < _MOST_CLASSES)
+            return np.asarray(np.where(is_class, scores[0], NOTHING), np.int16)
         return np.asarray(np.where(scores[0] > threshold, 0, NOTHING), np.int16)
