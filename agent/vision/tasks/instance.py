@@ -25,7 +25,7 @@ from agent.vision.tasks.detect import Detect, box_document, kept_boxes
 from agent.vision.tasks.maps import encoded, enlarged, has_proportions, mask_of_runs, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
-from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
+from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, comparable, outlines_of, shape_ious
 from engines.interface import Array
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Instances(Shapes):
         def common(some: NDArray[np.intp], other: NDArray[np.intp]) -> NDArray[np.float64]:
             return _cells(masks[some] & others[other])
 
-        return shape_ious(self.boxes, truth.boxes, common, (_cells(masks), _cells(others)), wanted)
+        compared = comparable(self.boxes, truth.boxes, wanted)
+        return shape_ious(self.boxes, truth.boxes, common, (_cells(masks), _cells(others)), compared)
 
     def _within(self, size: Size) -> Instances:
         """Return the instances with at most a cell for each pixel of a picture of this (height, width)."""

@@ -23,7 +23,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.dbnet import text_regions
 from agent.vision.tasks.detect import MAX_CANDIDATES, Detect, box_document, kept_boxes
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
+from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, comparable, outlines_of, shape_ious
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
@@ -65,7 +65,7 @@ class OrientedBoxes(Shapes):
     def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the IoU of every box with every box of the other answer."""
         assert isinstance(truth, (OrientedBoxes, LabelledCorners)), "oriented boxes are compared with oriented boxes"
-        return corner_ious(self.corners, truth.corners, wanted)
+        return corner_ious(self.corners, truth.corners, comparable(self.boxes, truth.boxes, wanted))
 
     def in_frame(self, geometry: Geometry | None) -> OrientedBoxes:
         if geometry is None:

@@ -23,7 +23,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
 from agent.vision.tasks.maps import class_axis
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes, points_of
+from agent.vision.tasks.shapes import Shapes, comparable, points_of
 from agent.vision.tasks.task import See, disordered, mirrored
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ class Poses(Shapes):
         A key point that only one of the two sees counts as far as `_agreement` says. Where neither sees any, the boxes'
         IoU counts. Against a label, its key points count, and those alone, whatever the score of this answer's.
         """
-        del wanted
         assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
         is_label = isinstance(truth, LabelledPoints)
         similarity = iou_matrix(self.boxes, truth.boxes)
@@ -101,12 +100,18 @@ class Poses(Shapes):
         sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
         areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
         spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
-        for row, points, seen in zip(similarity, self.points, self.seen, strict=True):
-            squares = np.square(truth.points[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
-            counted = truth.seen if is_label else seen | truth.seen
-            agreement = counted if is_label else _agreement(truth.points[..., 2], points[:, 2]) * counted
-            near, counts = (np.exp(-squares / spread) * agreement).sum(axis=1), counted.sum(axis=1)
-            np.divide(near, counts, out=row, where=counts > 0)
+        compared = comparable(self.boxes, truth.boxes, wanted)
+        for index, (points, seen) in enumerate(zip(self.points, self.seen, strict=True)):
+            others = slice(None) if compared is None else compared[index].nonzero()[0]
+            expected, shown = truth.points[others], truth.seen[others]
+            squares = np.square(expected[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
+            counted = shown if is_label else seen | shown
+            agreement = counted if is_label else _agreement(expected[..., 2], points[:, 2]) * counted
+            near, counts = (np.exp(-squares / spread[others]) * agreement).sum(axis=1), counted.sum(axis=1)
+            boxes = similarity[index, others]
+            similarity[index, others] = np.divide(near, counts, out=boxes.copy(), where=counts > 0)
+        if compared is not None:
+            similarity[~compared] = 0.0
         return similarity
 
     def fidelity(self, reference: LabelledBoxes) -> float:
