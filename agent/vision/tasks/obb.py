@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # The corners of a box, in halves of its sides, clockwise from the upper left.
 _CORNERS = np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)], np.float32) * np.float32(0.5)
 _BLOCK = 32  # candidates that are compared with the others at a time
+_ROUNDING = 1e-6  # of corners in float32, by their size
 _LEAST_AREA = 0.01  # square pixels, for a label
 
 
@@ -262,6 +263,8 @@ def turned(centres: FloatArray, sides: FloatArray, angles: FloatArray) -> FloatA
 def corner_ious(found: FloatArray, truth: FloatArray, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
     """Return the IoU of every convex shape (n, 4, 2) with every other one (m, 4, 2), float64 (n, m).
 
+    It is 1 for equal ones, also for those without an area.
+
     wanted: bool (n, m), the pairs that are asked for; None: all.
     """
 
@@ -269,7 +272,11 @@ def corner_ious(found: FloatArray, truth: FloatArray, wanted: NDArray[np.bool_] 
         return common_areas(found[some], truth[other])
 
     bounds = [np.hstack((each.min(axis=1), each.max(axis=1))) for each in (found, truth)]
-    return shape_ious(bounds[0], bounds[1], common, (_area(found), _area(truth)), wanted)
+    areas = _sound_area(found, bounds[0]), _sound_area(truth, bounds[1])
+    ious = shape_ious(bounds[0], bounds[1], common, areas, wanted)
+    are_equal = (found[:, np.newaxis] == truth).all(axis=(2, 3))
+    ious[are_equal if wanted is None else are_equal & wanted] = 1.0
+    return ious
 
 
 def common_areas(found: FloatArray, truth: FloatArray) -> NDArray[np.float64]:
@@ -311,6 +318,13 @@ def _area(corners: FloatArray) -> NDArray[np.float64]:
     first, second = ((corners[..., end, :] - corners[..., end - 2, :]).astype(np.float64) for end in (2, 3))
     areas: NDArray[np.float64] = np.abs(_cross(first, second)) / 2.0
     return areas
+
+
+def _sound_area(corners: FloatArray, bounds: FloatArray) -> NDArray[np.float64]:
+    """Return the area of shapes (n, 4, 2) between these bounds (n, 4), 0 where it is no more than rounding."""
+    sides = (bounds[:, 2:] - bounds[:, :2]).max(axis=1).astype(np.float64)
+    areas = _area(corners)
+    return np.where(areas > _ROUNDING * sides * np.abs(bounds).max(axis=1), areas, 0.0)
 
 
 def _least_rectangle(outline: Any) -> FloatArray:

@@ -85,8 +85,9 @@ def shape_ious(
     rows, columns = (may_overlap if wanted is None else may_overlap & wanted).nonzero()
     for first in range(0, len(rows), _PAIRS):
         some, other = rows[first : first + _PAIRS], columns[first : first + _PAIRS]
-        common = intersections(some, other)
-        union = areas[0][some] + areas[1][other] - common
+        own, their = areas[0][some], areas[1][other]
+        common = np.minimum(intersections(some, other), np.minimum(own, their))  # a thin shape's is rounding alone
+        union = own + their - common
         ious[some, other] = np.divide(common, union, out=np.zeros_like(common), where=union > 0.0)
     return np.minimum(ious, 1.0)  # areas are rounded
 

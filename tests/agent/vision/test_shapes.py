@@ -441,6 +441,18 @@ def test_shapes_that_move_in_boxes_that_stay_diverge(model: ModelSpec, reference
     assert missed.max() > 0.01
 
 
+@pytest.mark.parametrize("turn", [0.0, 0.3, -1.1])
+def test_boxes_without_an_area_overlap_their_equals_alone(turn: float) -> None:
+    rng = np.random.default_rng(3)
+    centres, angles = rng.random((300, 2)).astype(np.float32) * 100 + 50, rng.random(300).astype(np.float32) * 3
+    flat, solid = np.full((300, 2), (40, 0), np.float32), np.full((300, 2), (40, 20), np.float32)
+    lines = turned(centres, flat, angles + np.float32(turn))
+    boxes, crossing = turned(centres, solid, angles), turned(centres, flat, angles + np.float32(1.0))
+    for served, reference in ((lines, boxes), (boxes, lines), (lines, crossing)):
+        assert np.diag(corner_ious(served, reference)).max() == 0.0
+    np.testing.assert_array_equal(np.diag(corner_ious(lines, lines)), 1.0)
+
+
 def crowd(task: str, count: int) -> Any:
     """Return so many objects of a task, all of which overlap many others, each with a score of its own."""
     rng = np.random.default_rng(count)
