@@ -42,6 +42,7 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
 
     form: ClassVar[Literal["class", "boxes", "shapes"]] = "boxes"
     example: ClassVar[str] = '[{"class": 0, "box": [x1, y1, x2, y2]}]'
+    accuracy: ClassVar[str] = "mean F1 of the boxes"
     unnamed: LabelledBoxes | None = NO_BOXES
 
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> LabelledBoxes:

@@ -120,6 +120,8 @@ class Instances(Shapes):
 class FrameInstances(FrameOutlines[Instances]):
     """All objects of a frame, with their outlines."""
 
+    accuracy: ClassVar[str] = "mean panoptic quality of the masks"
+
     def from_answer(self, answer: Instances, size: Size) -> LabelledOutlines:
         masks = [enlarged(answer.mask(index), size) for index in range(len(answer))]
         runs = [{"size": [*size], "counts": run_lengths(each)} for each in masks]
@@ -204,7 +206,9 @@ def _prototypes(outputs: Outputs, size: Size) -> Array:
     """Return the mask prototypes (factors, rows, columns). Raises ConfigError (`decoder.shape`)."""
     maps = [each for each in outputs.values() if each.ndim == 3 and has_proportions(each.shape[1:], size)]
     if len(maps) != 1:
-        raise no_fit(outputs, "boxes, and one output with mask prototypes (batch, factors, rows, columns)")
+        proportions = f"in the proportions of the input, {size[0]}x{size[1]}"
+        expected = f"boxes, and one output with mask prototypes (batch, factors, rows, columns) {proportions}"
+        raise no_fit(outputs, expected)
     return maps[0]
 
 

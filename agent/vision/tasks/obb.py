@@ -95,6 +95,7 @@ class FrameCorners(FrameShapes[LabelledCorners, OrientedBoxes]):
 
     shape_key: ClassVar[str] = "corners"
     example: ClassVar[str] = '[{"class": 0, "corners": [[x1, y1], [x2, y2], [x3, y3], [x4, y4]]}]'
+    accuracy: ClassVar[str] = "mean panoptic quality of the oriented boxes"
     unnamed: LabelledCorners | None = LabelledCorners(
         boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), corners=np.zeros((0, 4, 2), np.float32)
     )

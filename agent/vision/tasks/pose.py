@@ -177,6 +177,7 @@ class FramePoints(FrameShapes[LabelledPoints, Poses]):
 
     shape_key: ClassVar[str] = "keypoints"
     example: ClassVar[str] = '[{"class": 0, "keypoints": [x1, y1, 2, x2, y2, 0]}]'
+    accuracy: ClassVar[str] = "mean panoptic quality of the key points; of one object, the share of its points"
 
     def __init__(self, names: Sequence[str] | None = None, is_one: bool = False) -> None:
         self._names, self._is_one = names, is_one

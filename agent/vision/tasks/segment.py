@@ -177,6 +177,8 @@ class LabelMap(Answer):
 class FrameSegments(FrameOutlines[LabelMap]):
     """All areas of a frame; where two overlap, the later one counts."""
 
+    accuracy: ClassVar[str] = "mean IoU of the classes"
+
     def from_answer(self, answer: LabelMap, size: Size) -> LabelledOutlines:
         classes = answer.resized(size).classes
         numbers = sorted(frozenset(np.unique(classes).tolist()) - {NOTHING})

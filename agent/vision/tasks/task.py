@@ -43,7 +43,7 @@ class ModelTask(ABC):
         has_open_outputs: The number of rows of an output may depend on the frame.
         finds_objects: An answer that is not empty shows that the camera sees something.
         frames_to_check: So many suffice to compare specs by it.
-        nvinfer_network_type: DeepStream's number: 1 for a classifier; 100 hands out raw tensors.
+        scores_classes: Its output is a score for each class of the frame: inference servers answer as it does.
         nvinfer_remark: What nvinfer needs to answer as the task does, in place of raw tensors; empty: it cannot.
         labels: What a frame's label is; None: a frame cannot be labelled.
         policy_keys: Those of a policy that apply to answers.
@@ -59,7 +59,7 @@ class ModelTask(ABC):
     has_open_outputs: ClassVar[bool] = False
     finds_objects: ClassVar[bool] = False
     frames_to_check: ClassVar[int] = 1
-    nvinfer_network_type: ClassVar[int] = 100
+    scores_classes: ClassVar[bool] = False
     nvinfer_remark: ClassVar[str] = ""
     labels: ClassVar[LabelKind[Any, Any] | None] = None
     policy_keys: ClassVar[frozenset[str]] = frozenset()
