@@ -77,7 +77,7 @@ def rows_of(columns: int, *scores: int) -> NDArray[np.float32]:
     ],
     ids=["vector", "without_a_batch", "one_class_among_mask_coefficients", "four_axes"],
 )
-def test_one_channel_of_its_own_kind_is_not_drowned_by_the_others(
+def test_a_channel_of_its_own_kind_is_not_drowned_by_the_others(
     reference: NDArray[np.float32], part: tuple[slice, ...]
 ) -> None:
     served = reference.copy()
