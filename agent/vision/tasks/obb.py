@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The corners of a box, in halves of its sides, clockwise from the upper left.
 _CORNERS = np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)], np.float32) * np.float32(0.5)
 _BLOCK = 32  # candidates that are compared with the others at a time
-_ROUNDING = 1e-6  # of corners in float32, by their size
+_ROUNDING = 1e-6  # by the size of corners in float32
 _LEAST_AREA = 0.01  # square pixels, for a label
 
 

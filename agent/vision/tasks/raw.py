@@ -25,7 +25,7 @@ _NULL = np.array(None, object)
 # Channels in the order of their sizes are of another kind from where the power falls by so much. Kinds of values differ
 # by more (pixels and scores: 50 dB), classes that are in a frame and others by less from one to the next.
 _KIND_DB = 20.0
-_MOST_COLUMNS, _LEAST_ROWS = 8, 4  # of a table that is written as one vector
+_MOST_COLUMNS, _LEAST_ROWS = 8, 4  # a table that is written as one vector has so many
 _MOST_OBLONG = 20.0  # sides of a map of one channel; a longer one is a table
 
 

@@ -21,7 +21,7 @@ OVERLAP_LOSS = 0.15
 _SHOWN = 80  # characters
 _FAR_PX = 1e9
 _PAIRS = 1024  # at a time; a mask of 160 x 160 takes 3 KB
-_MOST_PAIRS = 128**2  # of two answers: a thousand objects have a million
+_MOST_PAIRS = 128**2  # are compared of two answers: a thousand objects have a million
 
 
 class Shapes(Detections):
