@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,7 +30,6 @@ from engines.interface import Array
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
 
-_INSIDE = 0.5  # from which on a cell of an enlarged mask is in it
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).sum(axis=1).astype(np.uint8)  # in a byte
 
 Bits = NDArray[np.uint8]
@@ -192,12 +190,12 @@ class Instance(Detect):
 
     def evaluation(self, answered: Iterable[tuple[Instances, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision of masks."""
-        from agent.vision.tasks.average_precision import AveragePrecision, outline
+        from agent.vision.tasks.average_precision import AveragePrecision
 
         precision = AveragePrecision(self.spec.task, "segm")
         for answer, truth in answered:
-            masks = _resized(answer, truth.size)
-            shapes = [{"segmentation": outline(each), "area": int(each.sum())} for each in masks]
+            masks = (enlarged(answer.mask(index), truth.size) for index in range(len(answer)))
+            shapes = [{"segmentation": encoded(each), "area": int(each.sum())} for each in masks]
             precision.add(answer, truth, shapes, [{"segmentation": each} for each in outlines_of(truth)])
         return precision.mean()
 
@@ -233,10 +231,3 @@ def _cells(masks: Bits) -> NDArray[np.float64]:
     """Return how many cells each mask has."""
     cells: NDArray[np.float64] = _ONES[masks].sum(axis=(1, 2), dtype=np.float64)
     return cells
-
-
-def _resized(answer: Instances, size: Size) -> Iterator[NDArray[np.bool_]]:
-    """Yield each mask with one value for each pixel of a picture of this (height, width)."""
-    for index in range(len(answer)):
-        mask = answer.mask(index).astype(np.float32)
-        yield cv2.resize(mask, (size[1], size[0]), interpolation=cv2.INTER_LINEAR) > _INSIDE

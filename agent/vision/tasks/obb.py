@@ -22,6 +22,7 @@ from agent.vision.shape_labels import FrameShapes, numbers, sound_outline
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.dbnet import text_regions
 from agent.vision.tasks.detect import MAX_CANDIDATES, Detect, box_document, kept_boxes
+from agent.vision.tasks.maps import mask_of_runs
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, comparable, outlines_of, shape_ious
 
@@ -333,7 +334,6 @@ def _least_rectangle(outline: Any) -> FloatArray:
     if isinstance(outline, list):
         points = np.concatenate([np.array(each, np.float32).reshape(-1, 2) for each in outline])
     else:
-        from agent.vision.tasks.average_precision import mask_of
-
-        points = np.argwhere(mask_of(outline)).astype(np.float32)[:, ::-1] + np.float32(0.5)
+        cells = np.argwhere(mask_of_runs(outline["counts"], outline["size"]))
+        points = cells.astype(np.float32)[:, ::-1] + np.float32(0.5)
     return np.asarray(cv2.boxPoints(cv2.minAreaRect(points)), np.float32) if len(points) else np.zeros((4, 2), "f4")
