@@ -25,8 +25,7 @@ from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.registry import task_class
 from agent.vision.tasks.classify import class_count
-from agent.vision.tasks.maps import has_proportions
-from agent.vision.tasks.segment import class_axes
+from agent.vision.tasks.maps import find_maps, has_proportions
 from engines.graph.constant_inputs import box_size
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -377,7 +376,7 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
 def _map(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
     """Yield the readings of a map of the image's proportions. A map of three channels may be a picture."""
     made_by = output.made_by
-    for axis in class_axes(output.closed[1:], size):
+    for _, axis in find_maps({output.name: output.closed[1:]}, size):
         sides = [side or 0 for at, side in enumerate(output.closed[1:]) if at != axis]
         channels = (output.closed[1:][axis] or 0) if axis is not None else 1
         if size[0] > _COARSEST_MAP * sides[0]:

@@ -21,7 +21,7 @@ from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameShapes, numbers
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
-from agent.vision.tasks.maps import class_axis
+from agent.vision.tasks.maps import find_maps
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, comparable, points_of
 from agent.vision.tasks.task import See, disordered, mirrored
@@ -407,11 +407,12 @@ def _rounded(values: FloatArray) -> list[float]:
 
 def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:
     """Return the key points (k, 3) in pixels of the input: the middle of each map's largest cell, blurred 5 x 5."""
-    found = [(each, axis) for each in outputs.values() if (axis := class_axis(each.shape, size, count)) is not None]
-    if len(found) != 1:
+    found = find_maps({name: each.shape for name, each in outputs.items()}, size, count)
+    if len({name for name, _ in found}) != 1:
         raise no_fit(outputs, f"one output with {count} heatmaps (batch, {count}, rows, columns), or channels last")
-    output, axis = found[0]
-    maps = np.nan_to_num(np.ascontiguousarray(np.moveaxis(output, axis, 2), np.float32))
+    name, axis = found[0]
+    output = outputs[name][np.newaxis] if axis is None else outputs[name]
+    maps = np.nan_to_num(np.ascontiguousarray(np.moveaxis(output, axis or 0, 2), np.float32))
     rows, columns = maps.shape[:2]
     blurred = np.asarray(cv2.GaussianBlur(maps, (5, 5), 0)).reshape(-1, count)
     y, x = np.divmod(blurred.argmax(axis=0), columns)

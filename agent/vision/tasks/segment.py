@@ -21,7 +21,7 @@ from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import encoded, has_proportions, no_map, part_of_frame, run_lengths, without_padding
+from agent.vision.tasks.maps import encoded, find_maps, no_map, part_of_frame, run_lengths, without_padding
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.interface import Array, TensorSpec
@@ -347,23 +347,11 @@ def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | Non
 
     Raises ConfigError (`decoder.shape`) where none is, or several of different shapes are.
     """
-    fitting = [(output.name, axis) for output in outputs for axis in class_axes(output.shape[1:], size)]
+    fitting = find_maps({output.name: output.shape[1:] for output in outputs}, size)
     names = {name for name, _ in fitting}
     if len({output.shape for output in outputs if output.name in names}) != 1:
         raise no_map(outputs, f"one output with a map in the proportions of the input, {size[0]}x{size[1]}")
     return fitting[0]
-
-
-def class_axes(shape: Sequence[int | None], size: Size) -> list[int | None]:
-    """Return which axes of an output, without the batch, may be the classes of a map of the input's proportions.
-
-    None stands for a map without such an axis. size: (height, width) of the input.
-    """
-    if len(shape) == 2:
-        return [None] if has_proportions(shape, size) else []
-    if len(shape) != 3:
-        return []
-    return [axis for axis in (0, 2) if has_proportions([side for at, side in enumerate(shape) if at != axis], size)]
 
 
 def _classes(output: Array, axis: int | None, threshold: float) -> Classes:
