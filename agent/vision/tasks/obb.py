@@ -75,9 +75,6 @@ class OrientedBoxes(Shapes):
         corners = geometry.points_to_frame(self.corners)
         return replace(self, boxes=geometry.to_frame(self.boxes), corners=corners)
 
-    def scaled(self, scale: float) -> OrientedBoxes:
-        return replace(self, boxes=self.boxes * np.float32(scale), corners=self.corners * np.float32(scale))
-
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return each object with its four corners, in pixels."""
         found = super().as_dict(spec)

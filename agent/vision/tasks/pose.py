@@ -137,10 +137,6 @@ class Poses(Shapes):
         points = np.dstack((geometry.points_to_frame(self.points[..., :2]), self.points[..., 2:]))
         return replace(self, boxes=geometry.to_frame(self.boxes), points=points)
 
-    def scaled(self, scale: float) -> Poses:
-        points = self.points * np.array((scale, scale, 1.0), np.float32)
-        return replace(self, boxes=self.boxes * np.float32(scale), points=points)
-
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return each object with its key points: x, y in pixels, and the score."""
         found = super().as_dict(spec)
