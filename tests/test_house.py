@@ -113,7 +113,7 @@ def test_nothing_outside_the_tasks_asks_which_task_it_is() -> None:
             if isinstance(node, (ast.Compare, ast.Dict, ast.MatchValue)):
                 asking = node.keys if isinstance(node, ast.Dict) else ast.walk(node)
                 constants = (each.value for each in asking if isinstance(each, ast.Constant))
-                found = {each for each in constants if isinstance(each, str)} & TASKS.keys()
+                found = {each for each in constants if isinstance(each, str)} & set(TASKS)
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "type"}:
                 found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & answers
             else:

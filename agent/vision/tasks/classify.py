@@ -138,6 +138,7 @@ class Classify(ModelTask):
     """One class for a frame."""
 
     labels: ClassVar[LabelKind[int, Classification]] = FrameClass()
+    keys: ClassVar[frozenset[str]] = frozenset(("reference_accuracy",))
     can_be_drawn: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 128  # a class is one answer a frame, mostly all or nothing
     scores_classes: ClassVar[bool] = True

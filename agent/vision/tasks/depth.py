@@ -109,6 +109,7 @@ class Depth(ModelTask):
     Nothing shows whether larger is nearer or farther: answers keep the model's own unit.
     """
 
+    keys: ClassVar[frozenset[str]] = frozenset(("depth", "max_ratio"))
     can_be_drawn: ClassVar[bool] = True
     answers_padding: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True

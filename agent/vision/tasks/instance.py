@@ -17,7 +17,6 @@ from agent.vision.detections import Detections
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelKind
 from agent.vision.preprocess import Geometry
-from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
@@ -151,7 +150,7 @@ class Instance(Detect):
     user's own returns `Instances`.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["instance"].decoders
+    decoders: ClassVar[tuple[str, ...]] = tuple(EXTENDED_DECODERS)
     nvinfer_remark: ClassVar[str] = (
         "masks from nvinfer itself: network-type=3, output-instance-mask=1, parse-bbox-instance-mask-func-name and "
         "custom-lib-path of your parser"

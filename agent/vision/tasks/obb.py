@@ -17,7 +17,6 @@ from agent.vision.detections import Detections, DetectionsT, keep_best
 from agent.vision.drawing import Picture, draw_outline
 from agent.vision.labels import LabelError, LabelKind
 from agent.vision.preprocess import Geometry
-from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameShapes, numbers, sound_outline
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.dbnet import text_regions
@@ -165,7 +164,7 @@ class Obb(Detect):
     A decoder of the user's own returns `OrientedBoxes`.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["obb"].decoders
+    decoders: ClassVar[tuple[str, ...]] = ("yolov8", "end2end", "dbnet")
     nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no angle: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameCorners()
     max_loss: ClassVar[float] = OVERLAP_LOSS

@@ -17,7 +17,6 @@ from agent.vision.detections import Detections
 from agent.vision.drawing import Picture, draw_points
 from agent.vision.labels import LabelError, LabelKind, checked_box
 from agent.vision.preprocess import Geometry
-from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameShapes, numbers
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
@@ -268,7 +267,9 @@ class Pose(Detect):
     A decoder of the user's own returns `Poses`.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
+    decoders: ClassVar[tuple[str, ...]] = ("yolov8", "end2end", "heatmaps", "landmarks")
+    keys: ClassVar[frozenset[str]] = frozenset(("nms", "keypoints", "sigmas"))
+    needed_keys: ClassVar[Mapping[str, str]] = {"keypoints": "how many key points an object has, or their names"}
     nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no key points: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FramePoints()
     # A point of AP by key points, on persons of COCO, is gone at 0.17 on BlazePose and 0.28 on CPM.

@@ -37,6 +37,8 @@ class ModelTask(ABC):
 
     Class attributes, which the rest of the program reads:
         decoders: Names of its decoders; empty: it takes none.
+        keys: Keys of a spec, beside those of every task, that a spec of this one may have.
+        needed_keys: Those that it must have, each with what is expected.
         can_be_drawn: An answer can be drawn into a picture.
         has_large_answers: They are too large to be kept by the dozen.
         answers_padding: An answer has values also for the padding of the network input.
@@ -53,6 +55,8 @@ class ModelTask(ABC):
     """
 
     decoders: ClassVar[tuple[str, ...]] = ()
+    keys: ClassVar[frozenset[str]] = frozenset()
+    needed_keys: ClassVar[Mapping[str, str]] = {}
     can_be_drawn: ClassVar[bool] = False
     has_large_answers: ClassVar[bool] = False
     answers_padding: ClassVar[bool] = False
@@ -68,6 +72,15 @@ class ModelTask(ABC):
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+
+    @classmethod
+    def check_params(cls, params: Mapping[str, Any]) -> None:
+        """Check the spec's `params`, the keys of a task that has not its own there: the method to write for them.
+
+        Raises ValueError, which says what was expected.
+        """
+        if params:
+            raise ValueError("null: this task has no params")
 
     @abstractmethod
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
