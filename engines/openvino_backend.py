@@ -48,7 +48,7 @@ from engines.interface import (
 )
 from engines.kernel_nodes import assign_others
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.quantise.integer_kernels import narrow_weights, shift_concatenated
+from engines.quantise.integer_kernels import bias_shared, narrow_weights, shift_concatenated
 from engines.store.artefact import fingerprint
 from engines.store.kept_file import read_kept, write_kept
 
@@ -107,8 +107,8 @@ class OpenVinoBackend:
         """
         progress(0.0, "loading the graph")
         graph, facts = _with_shape(request), dict[str, Any]()
-        if any(node.op_type in QDQ_OPS for node in graph.graph.node):
-            shift_concatenated(graph)
+        if _is_quantised(graph):
+            _rewrite(graph)
             if self.weight_bits == 7:
                 facts["weight_bits"] = 7
                 facts["narrowed"] = narrow_weights(graph)  # those of a model's own, which are not written here
@@ -285,13 +285,27 @@ def write_ir(graph: ModelProto) -> dict[str, bytes]:
 
     Raises EngineError: `engine.unsupported`, `engine.graph`.
     """
+    rewritten = ModelProto()
+    rewritten.CopyFrom(graph)
+    if _is_quantised(graph):
+        _rewrite(rewritten)
     with TemporaryDirectory(prefix="tared-") as folder:
         path = Path(folder, "model.xml")
         try:
-            ov.save_model(_core().read_model(graph.SerializeToString()), path, compress_to_fp16=False)
+            ov.save_model(_core().read_model(rewritten.SerializeToString()), path, compress_to_fp16=False)
         except RuntimeError as error:
             raise _engine_error(error, "engine.graph") from error
         return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+
+
+def _is_quantised(graph: ModelProto) -> bool:
+    return any(node.op_type in QDQ_OPS for node in graph.graph.node)
+
+
+def _rewrite(graph: ModelProto) -> None:
+    """Rewrite a quantised graph so that OpenVINO computes what it says, on any processor."""
+    shift_concatenated(graph)
+    bias_shared(graph)
 
 
 def _with_shape(request: BuildRequest) -> ModelProto:
