@@ -107,8 +107,9 @@ class OpenVinoBackend:
         """
         progress(0.0, "loading the graph")
         graph, facts = _with_shape(request), dict[str, Any]()
-        if _is_quantised(graph):
-            _rewrite(graph)
+        if any(node.op_type in QDQ_OPS for node in graph.graph.node):
+            shift_concatenated(graph)
+            bias_shared(graph)
             if self.weight_bits == 7:
                 facts["weight_bits"] = 7
                 facts["narrowed"] = narrow_weights(graph)  # those of a model's own, which are not written here
@@ -287,8 +288,7 @@ def write_ir(graph: ModelProto) -> dict[str, bytes]:
     """
     rewritten = ModelProto()
     rewritten.CopyFrom(graph)
-    if _is_quantised(graph):
-        _rewrite(rewritten)
+    bias_shared(rewritten)
     with TemporaryDirectory(prefix="tared-") as folder:
         path = Path(folder, "model.xml")
         try:
@@ -296,16 +296,6 @@ def write_ir(graph: ModelProto) -> dict[str, bytes]:
         except RuntimeError as error:
             raise _engine_error(error, "engine.graph") from error
         return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
-
-
-def _is_quantised(graph: ModelProto) -> bool:
-    return any(node.op_type in QDQ_OPS for node in graph.graph.node)
-
-
-def _rewrite(graph: ModelProto) -> None:
-    """Rewrite a quantised graph so that OpenVINO computes what it says, on any processor."""
-    shift_concatenated(graph)
-    bias_shared(graph)
 
 
 def _with_shape(request: BuildRequest) -> ModelProto:
