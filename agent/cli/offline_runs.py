@@ -237,11 +237,11 @@ def run_build(
         )
     check = None
     if precision == "int8" and calibration_path is not None and calibration is not None:
-        command = _plan_command(spec_path, calibration_path, source.shown if source is not None else "SRC", backend)
-        own = _own_frames(calibration, calibration_path) if source is None else None
         place = source.shown if source is not None else _OWN_FRAMES
+        source = source or _own_frames(calibration, calibration_path)
+        command = _plan_command(spec_path, calibration_path, source.shown if source is not None else "SRC", backend)
         try:
-            check = _check_build(artefact, model, calibration, source or own, backend, place, command)
+            check = _check_build(artefact, model, calibration, source, backend, place, command)
         except EngineError:
             if is_new:
                 shutil.rmtree(artefact.path)

@@ -72,10 +72,13 @@ def test_a_low_fidelity_names_the_command_that_helps(plan_bench: Place) -> None:
     output = ["-o", str(plan_bench / "plan.json"), "--backend", choose_backend("auto").backend.name]
     _, said = plan_bench.says("calibrate", model, "--frames", clip, "-o", calibration)
     assert shlex.split(low_remedy(said)) == [*plan, "--frames", str(clip), *output]
-    clip.rename(plan_bench / "away.avi")
-    _, said = plan_bench.says("build", model, "--calibration", calibration, "-o", plan_bench / "kept")
+    built = ["build", model, "--calibration", calibration, "-o", plan_bench / "kept"]
+    _, said = plan_bench.says(*built)
+    assert shlex.split(low_remedy(said)) == [*plan, "--frames", str(clip), *output]
+    away = clip.rename(plan_bench / "away.avi")
+    _, said = plan_bench.says(*built)
     assert shlex.split(low_remedy(said)) == [*plan, "--frames", "SRC", *output]
-    (plan_bench / "away.avi").rename(clip)
+    away.rename(clip)
     measured = ["build", model, "--calibration", calibration, "--frames", clip]
     _, said = plan_bench.says(*measured, "-o", plan_bench / "seen")
     assert f"check: on {clip}: fidelity to float 0.000, 12 frames" in said
