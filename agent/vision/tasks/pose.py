@@ -26,7 +26,9 @@ from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import Shapes, points_of
 from agent.vision.tasks.task import See, disordered, mirrored
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Self is in `typing` since Python 3.11
+    from typing_extensions import Self
+
     from agent.vision.datasets.labelled_images import LabelledObjects
 
 SEEN = 0.5  # the score from which on a key point is seen
@@ -125,6 +127,10 @@ class Poses(Shapes):
         is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * _side(reference)
         right = is_near if is_label else is_near * _agreement(expected[:, 2], found[:, 2])
         return float(right[is_counted].mean()) if is_counted.any() else 1.0
+
+    def bounded(self, limit: float) -> Self:
+        least, most = np.array([(-limit, -limit, 0.0), (limit, limit, 1.0)], np.float32)
+        return replace(super().bounded(limit), points=np.clip(self.points, least, most))
 
     def in_frame(self, geometry: Geometry | None) -> Poses:
         if geometry is None:
@@ -285,7 +291,7 @@ class Pose(Detect):
         name, threshold, count = self.spec.decoder or "", self.spec.score_threshold, self.spec.keypoint_count
         decode = EXTENDED_DECODERS.get(name)
         if decode is not None:
-            return lambda outputs: decode(outputs, size, threshold, self._extras(outputs))
+            return lambda outputs: self._several(decode(outputs, size, threshold, self._extras(outputs)))
         if name == "heatmaps":
             return lambda outputs: self._one(_from_heatmaps(outputs, size, count))
         if name == "landmarks":
@@ -305,33 +311,35 @@ class Pose(Detect):
         )
         raise no_fit(outputs, f"one output with {expected}")
 
+    def _several(self, found: Detections) -> Poses:
+        """Return the poses of objects, whose key points follow the classes."""
+        assert isinstance(found, Candidates), "columns of key points were asked for"
+        count = self.spec.keypoint_count
+        points = found.extras.reshape(len(found), count, found.extras.shape[1] // count)
+        if points.shape[2] == 2:
+            points = np.insert(points, 2, np.float32(1.0), axis=2)
+        boxes, classes, scores = found.boxes, found.classes, found.scores
+        return Poses(boxes=boxes, classes=classes, scores=scores, points=points, sigmas=self.sigmas)
+
     def _one(self, points: FloatArray) -> Poses:
-        """Return the pose of the one object, whose score is the mean of its key points'."""
-        points = np.nan_to_num(points, nan=0.0, posinf=0.0, neginf=0.0)
+        """Return the pose of the one object, whose score is the mean of its key points'.
+
+        A key point that is not finite is not seen.
+        """
+        points = np.where(np.isfinite(points).all(axis=1, keepdims=True), points, np.float32(0.0))
         is_seen = points[:, 2] >= SEEN
         seen = points[is_seen] if is_seen.any() else points
         box = np.hstack((seen[:, :2].min(axis=0), seen[:, :2].max(axis=0)))[np.newaxis]
-        score = np.clip(points[:, 2].mean(keepdims=True), 0.0, 1.0).astype(np.float32)
-        classes = np.zeros(1, np.int64)
+        score, classes = points[:, 2].mean(keepdims=True), np.zeros(1, np.int64)
         return Poses(
             boxes=box, classes=classes, scores=score, points=points[np.newaxis], sigmas=self.sigmas, is_one=True
         )
 
     def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Poses:
         del outputs, size
-        if isinstance(found, Poses):
-            return found
-        if not isinstance(found, Candidates):
+        if not isinstance(found, Poses):
             raise self._wrong_result(found, "Poses, each with key points")
-        count = self.spec.keypoint_count
-        points = found.extras.reshape(len(found), count, found.extras.shape[1] // count)
-        if points.shape[2] == 2:
-            points = np.insert(points, 2, np.float32(1.0), axis=2)
-        sound = np.isfinite(points).all(axis=(1, 2)).nonzero()[0]
-        kept = found[sound]
-        return Poses(
-            boxes=kept.boxes, classes=kept.classes, scores=kept.scores, points=points[sound], sigmas=self.sigmas
-        )
+        return found
 
     @property
     def expects_crops(self) -> bool:
@@ -405,7 +413,8 @@ def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:
     if len(found) != 1:
         raise no_fit(outputs, f"one output with {count} heatmaps (batch, {count}, rows, columns), or channels last")
     output, axis = found[0]
-    maps = np.nan_to_num(np.ascontiguousarray(np.moveaxis(output, axis, 2), np.float32))
+    maps = np.ascontiguousarray(np.moveaxis(output, axis, 2), np.float32)
+    maps = np.nan_to_num(maps, posinf=0.0, neginf=0.0)
     rows, columns = maps.shape[:2]
     blurred = np.asarray(cv2.GaussianBlur(maps, (5, 5), 0)).reshape(-1, count)
     y, x = np.divmod(blurred.argmax(axis=0), columns)

@@ -289,6 +289,47 @@ def test_outputs_of_a_broken_engine_give_a_sound_answer(task: str, value: float)
         found.drawn_into(np.zeros((100, 192, 3), np.uint8), GEOMETRY, spec("detect"))
 
 
+@pytest.mark.parametrize("task", ["detect", "instance", "pose", "obb"])
+def test_an_answer_is_within_bounds_whatever_the_engine_says(task: str) -> None:
+    """Scores of 7, sides below zero, a far corner, and a candidate with one value that is not finite."""
+    extras: Any = {"detect": [], "instance": [1, 0], "pose": points(22, 22, 30), "obb": [0.3]}[task]
+    extras = np.ravel(extras).tolist()
+    far = [1e20] * len(extras) if task in ("pose", "obb") else extras
+    objects = [
+        Object((22, 22, -40, -40), 0, 7.0, extras),
+        Object((66, 34, 1e20, 48), 2, 0.8, far),
+        Object((66, 34, 48, 48), 1, 0.9, [*extras[:-1], np.nan] if extras else extras),
+        Object((66, np.inf, 48, 48), 1, 0.9, extras),
+    ]
+    outputs = shape_outputs.outputs("yolov8", objects, len(extras))
+    model = spec(task, nms="none", **({"keypoints": 5} if task == "pose" else {}))
+    found = decoded(model, {**outputs, **(shape_outputs.prototypes(DISCS) if task == "instance" else {})})
+    assert found.classes.tolist() == ([0, 1, 2] if task == "detect" else [0, 2])
+    assert (found.scores.max(), found.scores.min()) == (1.0, np.float32(0.8))
+    assert (found.boxes[:, :2] <= found.boxes[:, 2:]).all()
+    places = [found.boxes, *(getattr(found, name)[..., :2] for name in ("points", "corners") if hasattr(found, name))]
+    assert max(float(np.abs(each).max()) for each in places) <= 4 * max(SIZE)
+    if isinstance(found, Poses):
+        assert 0.0 <= found.points[..., 2].min() <= found.points[..., 2].max() <= 1.0
+
+
+@pytest.mark.parametrize(("decoder", "value"), [("heatmaps", np.nan), ("heatmaps", np.inf), ("landmarks", np.nan)])
+def test_a_key_point_of_one_object_that_is_not_finite_is_not_seen(decoder: str, value: float) -> None:
+    rows = np.hstack((points(48, 32, 40)[:, :2], np.zeros((5, 1)), np.full((5, 2), 3.0))).astype(np.float32)
+    rows[1, 0] = value
+    maps = np.zeros((1, 5, *CELLS), np.float32)
+    maps[0, :, 8:11, 8:11] = 1.0
+    maps[0, 1, 2, 2] = value
+    output = maps if decoder == "heatmaps" else rows.reshape(1, -1)
+    found = decoded(spec("pose", decoder, keypoints=5), {"out": output})
+    assert np.isfinite(found.points).all()
+    assert np.isfinite(found.boxes).all()
+    if decoder == "landmarks":
+        assert found.seen[0].tolist() == [True, False, True, True, True]
+    else:
+        np.testing.assert_allclose(found.points[0, 1], found.points[0, 0], atol=1e-3)
+
+
 def test_outputs_that_do_not_fit_are_refused() -> None:
     table = shape_outputs.outputs("yolov8", SEEN, 2)
     with pytest.raises(ConfigError, match=r"decoder\.shape: .*mask prototypes"):
