@@ -21,6 +21,7 @@ from agent.camera.source import parse_source
 from agent.common.console import progress
 from agent.common.table import tabulate
 from agent.inspection.alternatives import Alternative, alternatives, unchanged
+from agent.inspection.channel_values import unlike_scores
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
 from agent.inspection.spec_guess import Head, fitting_heads
@@ -233,6 +234,7 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
     faults = [
         f"output '{name}' is not finite" for name, each in answers[0].outputs.items() if not np.isfinite(each).all()
     ]
+    faults += filter(None, [unlike_scores(spec, answers[0].outputs)])
     return Check(target, len(images), tuple(rows), surest, shown, answers, tuple(faults))
 
 

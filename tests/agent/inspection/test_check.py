@@ -125,6 +125,18 @@ def test_frames_that_show_nothing_decide_nothing(tmp_path: Path) -> None:
     assert check.verdict.startswith("nothing is found in these frames, whatever the spec")
 
 
+@pytest.mark.parametrize(
+    ("head", "remedy"), [("pose", "the task is pose, with keypoints: 6"), ("obb", "the task is obb")]
+)
+def test_channels_that_are_no_class_scores_are_named_with_their_task(head: str, remedy: str, street: Path) -> None:
+    """The graphs say nothing of the task, so that both are taken for detectors, by the number of their channels."""
+    model, photo = STREET / f"street-{head}.onnx", str(street / "04.png")
+    (fault,) = run_check(model, photo, None, 2).faults
+    assert "no class scores" in fault
+    assert fault.endswith(remedy)
+    assert run_check(model.with_suffix(".yaml"), photo, None, 2).faults == ()
+
+
 def test_a_raw_model_is_shown_and_not_compared(bench: Bench) -> None:
     raw = bench.write("raw.yaml", {"path": "model.onnx", "task": "raw", "input": {"scale": 1 / 255}})
     text = bench.text("check", raw, "--frames", bench / "clip.avi", "-o", bench / "raw.png")
