@@ -15,6 +15,7 @@ from shape_outputs import SIZE, Object
 
 from agent.common.errors import ConfigError, DatasetError
 from agent.vision.datasets.outlines import run_lengths_of
+from agent.vision.drawing import draw_points
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
@@ -303,6 +304,15 @@ def test_answers_come_to_the_frame_and_into_a_picture(answer: Any) -> None:
     shown = answer.shown(Policy(classes=frozenset((2,))), "street", GEOMETRY)
     assert (shown.classes.tolist(), answer.left_out(shown)) == ([2], 1)
     assert shown.fidelity(shown) == 1.0
+
+
+@pytest.mark.parametrize("width", [640, 1920, 3840])
+def test_a_key_point_is_as_large_as_its_picture_asks_for(width: int) -> None:
+    picture = np.zeros((width // 2, width, 3), np.uint8)
+    where, seen = np.full((1, 2), width / 4, np.float32), np.ones(1, np.bool_)
+    draw_points(picture, where, seen, (), 0)
+    across = picture.any(axis=(0, 2)).sum()
+    assert 0.009 <= across / width <= 0.012
 
 
 @pytest.mark.parametrize("task", ["instance", "pose", "obb"])
