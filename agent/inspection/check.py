@@ -135,6 +135,23 @@ class Check:
             and compare(surest.sureness, row.sureness, row.alternative.kinds[-1] == "resize") == "no difference"
         ]
 
+    def caption(self, row: Row) -> str:
+        """Return how sure the model is under one of `rows`, in words that say no more than the verdict.
+
+        A finding compares with a round before. And a higher figure without a finding is chance.
+        """
+        figure = f"sureness {row.sureness.mean:.2f}"
+        if row.finding is None:
+            return figure
+        words: str = row.finding
+        if row is self.surest:
+            words = "the surest"
+        elif row.finding == "surer":
+            words = "as sure as the surest" if row in self.equals else "surer, but not the surest"
+        elif row.finding == "no difference":
+            words = "no difference beyond chance"
+        return f"{figure}: {words}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of `--json`."""
         rows = [

@@ -116,7 +116,7 @@ def _answer_tile(check: Check, row: Row, answer: Answered, title: str) -> _Tile:
     picture = answer.prediction.drawn_into(check.frame, answer.geometry, spec, _fit(check.frame))
     if answer.classes:
         picture = _with_classes(scaled(check.frame, _fit(check.frame)), answer.classes)
-    note = f"sureness {row.sureness.mean:.2f}" + (f": {row.finding}" if row.finding else "")
+    note = check.caption(row)
     if not check.is_compared:
         note = "not judged" if open_task(spec).can_be_drawn else "not drawn: raw outputs"
     return _Tile(title, note, picture, stands_out=row is check.surest and row is not check.rows[0])
