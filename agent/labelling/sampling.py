@@ -7,6 +7,7 @@ frames a week are drawn in the mean as the configuration says, and what the othe
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.config import LabellingConfig
 from agent.labelling.accuracy import MeasuredAccuracy, measured_accuracy
-from agent.labelling.store import NOTHING_COUNTED, Cell, Counted, Draw, DrawnFrame, LabelStore
+from agent.labelling.store import KEPT_ASIDE, NOTHING_COUNTED, Cell, Counted, Draw, DrawnFrame, LabelStore
 from agent.vision.answer import Answer
 from agent.vision.drawing import jpeg
 from agent.vision.preprocess import Geometry
@@ -32,6 +33,9 @@ _LONGEST_S = 600.0  # that one frame stands for: a slow reference observes one i
 _KEPT_EVERY_S = 600.0  # what was counted is written to the disk
 _READ_EVERY_S = 30.0  # the labels are looked at
 _QUALITY = 95  # JPEG quality, in %
+
+
+log = logging.getLogger(__package__)
 
 
 class FrameSampler:
@@ -105,6 +109,8 @@ class FrameSampler:
             return
         if not self._is_loaded:
             self._counted, self._is_loaded = self._store.counted(), True
+            for task, labels in self._store.labels_of_other_tasks().items():
+                log.warning("event=labelling labels=%d task=%s problem=%r", labels, task, KEPT_ASIDE)
         if (stamp := self._store.stamp()) == self._stamp:
             return
         cuts = self._store.strata()
