@@ -18,7 +18,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.config import LabellingConfig
-from agent.labelling.accuracy import MeasuredAccuracy, measured_accuracy
+from agent.labelling.accuracy import FrameScores, MeasuredAccuracy, measured_accuracy
 from agent.labelling.store import KEPT_ASIDE, NOTHING_COUNTED, Cell, Counted, Draw, DrawnFrame, LabelStore
 from agent.vision.answer import Answer
 from agent.vision.drawing import jpeg
@@ -69,6 +69,7 @@ class FrameSampler:
         self._warm_up: list[float] = []
         self._strata: Strata | None = None
         self._is_loaded = False
+        self._scores = FrameScores()
         self._counted: dict[Cell, Counted] = {}
         self._newest: dict[str, float] = {}  # capture time, by camera
         self._waiting = 0
@@ -124,7 +125,7 @@ class FrameSampler:
         frames = self._store.frames()
         self._learn(frames)
         self._waiting = sum(frame.is_waiting for frame in frames)
-        self.measured = measured_accuracy(frames, self._labels, self._counted)
+        self.measured = measured_accuracy(frames, self._labels, self._counted, self._scores)
         self._store.prune(self._config.keep)
         self._stamp, self._revision = stamp, revision
 
@@ -133,6 +134,7 @@ class FrameSampler:
         if self._strata is not None:
             self._strata, self._warm_up = None, []
         self._counted, self._is_loaded, self._stamp, self._revision = {}, False, (), None
+        self._scores = FrameScores()
 
     def _learn(self, frames: Sequence[DrawnFrame]) -> None:
         """Learn again how much the scores vary in each stratum, from all labels."""
@@ -143,7 +145,7 @@ class FrameSampler:
             for stratum in range(STRATA):
                 self._strata.see(stratum, float(counted.seconds[stratum]))
         for frame in frames:
-            if frame.is_labelled and (value := frame.served.accuracy(frame.label)) is not None:
+            if frame.is_labelled and (value := self._scores.of(frame)[0][0]) is not None:
                 self._strata.learn(frame.stratum, value)
 
     def _count(self, served: ServedFrame, answer: Answer, reference: Answer) -> None:

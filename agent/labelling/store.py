@@ -61,7 +61,7 @@ _MIGRATIONS = (
 )
 _FRAME_COLUMNS = (  # the names of fields of DrawnFrame
     "id, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, seen, served, reference, "
-    "label, suggested, skipped"
+    "label, labelled_s, suggested, skipped"
 )
 
 
@@ -105,8 +105,9 @@ class Draw:
 class DrawnFrame(Draw):
     """A draw as it was kept.
 
-    drawn_s: Unix time. width, height: Of its picture in pixels. label: None without one. suggested: the label began as
-    the reference's answer. skipped: nobody could say what it shows.
+    drawn_s: Unix time. width, height: Of its picture in pixels. label: None without one. labelled_s: Unix time of the
+    label, which is another one for each change of it. suggested: the label began as the reference's answer. skipped:
+    nobody could say what it shows.
     """
 
     id: int
@@ -114,6 +115,7 @@ class DrawnFrame(Draw):
     width: int
     height: int
     label: Truth | None
+    labelled_s: float | None
     suggested: bool
     skipped: bool
 
