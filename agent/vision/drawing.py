@@ -31,7 +31,7 @@ COLORS: tuple[Color, ...] = (
     (167, 121, 204),
 )
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
-_LEAST_RADIUS_PX, _POINTS_ACROSS = 3, 200  # of a key point; the longer side is so many radii
+_LEAST_RADIUS_PX, _RADII_ACROSS = 3, 200  # radius of a key point, and how many of them the longer side has
 _FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 
 
@@ -56,7 +56,7 @@ def draw_points(
 ) -> None:
     """Draw those key points (k, 2) that are seen, and lines between the pairs of them, in the colour of this number."""
     pixels, color, thickness = _pixels(points).tolist(), COLORS[number % len(COLORS)], _thickness(picture)
-    radius = max(_LEAST_RADIUS_PX, round(max(picture.shape) / _POINTS_ACROSS))
+    radius = max(_LEAST_RADIUS_PX, round(max(picture.shape) / _RADII_ACROSS))
     for first, second in pairs:
         if seen[first] and seen[second]:
             cv2.line(picture, pixels[first], pixels[second], color, thickness)

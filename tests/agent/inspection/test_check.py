@@ -197,7 +197,7 @@ def test_margins() -> None:
 
 
 def test_a_caption_claims_no_more_than_the_verdict(tmp_path: Path) -> None:
-    """Two specs are surer than the one as written, and the frames do not tell which of them is the surer one."""
+    """Two specs are surer than the one as written, and these frames leave open which of them is surer."""
     written = unchanged(load_model_spec(STREET / "model.yaml"), is_guessed=False)
     by_name = {each.name: each for each in alternatives(written, (), is_bytes=False)}
 

@@ -200,7 +200,7 @@ OF_SAMPLE = {
 
 
 @pytest.mark.parametrize("head", OF_SAMPLE)
-def test_what_fits_several_tasks_is_not_sure_and_names_the_others(head: str) -> None:
+def test_a_head_that_fits_several_tasks_is_not_sure_and_names_the_others(head: str) -> None:
     """The sample's heads have no metadata; prototypes alone leave no doubt."""
     task, sureness, others = OF_SAMPLE[head]
     guess = inspect_model(ROOT / f"examples/street/street-{head}.onnx").guesses[0]

@@ -215,7 +215,7 @@ def test_a_point_of_one_object_is_seen_from_the_score_threshold_on() -> None:
     assert FramePoints().read_answer(FramePoints().answer_document(lower)).seen.tolist() == lower.seen.tolist()
 
 
-def test_one_object_without_a_point_that_is_seen_shows_nothing() -> None:
+def test_an_object_without_a_point_that_is_seen_shows_nothing() -> None:
     seen = peaks(0.9, 0.6, 0.35)
     assert peaks(0.3, 0.2, 0.25).is_empty
     unseen = dataclasses.replace(seen, points=seen.points * np.array([1.0, 1.0, 0.1], np.float32))
