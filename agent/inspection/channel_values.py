@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.vision.spec import ModelSpec
+from agent.vision.tasks.opening import open_task
 from engines.interface import Array
 
 _BOX = 4  # channels
@@ -25,7 +26,9 @@ def unlike_scores(spec: ModelSpec, outputs: Mapping[str, Array]) -> str:
     outputs: Of one frame, with a batch axis.
     """
     tables = {name: each for name, each in outputs.items() if each.ndim == 3 and _BOX < each.shape[1] < each.shape[2]}
-    if (spec.task, spec.decoder) != ("detect", "yolov8") or len(tables) != 1:
+    labels = open_task(spec).labels
+    is_box_alone = labels is not None and labels.form == "boxes"
+    if spec.decoder != "yolov8" or not is_box_alone or len(tables) != 1:
         return ""
     ((name, table),) = tables.items()
     least, most = table[0, _BOX:].min(axis=1), table[0, _BOX:].max(axis=1)

@@ -89,7 +89,7 @@ class FrameScores:
     def __init__(self) -> None:
         self._kept: dict[int, tuple[float | None, list[Score]]] = {}  # by frame, with the time of its label
 
-    def of(self, frame: DrawnFrame) -> list[Score]:
+    def get(self, frame: DrawnFrame) -> list[Score]:
         """Return the score of the served answer and of the reference's."""
         labelled_s, scores = self._kept.get(frame.id, (None, []))
         if not scores or labelled_s != frame.labelled_s:
@@ -117,7 +117,7 @@ def measured_accuracy(
     labelled = [frame for frame in passed if frame.is_labelled]
     if not labelled:
         return None
-    compared = [scores.of(frame) for frame in labelled]
+    compared = [scores.get(frame) for frame in labelled]
     classes = sorted({int(each) for pair in compared for _, hits in pair for each in (*hits.found, *hits.shown)})
     cells: dict[Cell, SampledTotals] = {}
     for frame, pair in zip(labelled, compared, strict=True):

@@ -145,7 +145,7 @@ class FrameSampler:
             for stratum in range(STRATA):
                 self._strata.see(stratum, float(counted.seconds[stratum]))
         for frame in frames:
-            if frame.is_labelled and (value := self._scores.of(frame)[0][0]) is not None:
+            if frame.is_labelled and (value := self._scores.get(frame)[0][0]) is not None:
                 self._strata.learn(frame.stratum, value)
 
     def _count(self, served: ServedFrame, answer: Answer, reference: Answer) -> None:
