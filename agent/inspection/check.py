@@ -138,7 +138,7 @@ class Check:
     def caption(self, row: Row) -> str:
         """Return how sure the model is under one of `rows`, in words that say no more than the verdict.
 
-        A finding compares with a round before. And a higher figure without a finding is chance.
+        A row's finding compares it with a round before; the verdict is about all rows.
         """
         figure = f"sureness {row.sureness.mean:.2f}"
         if row.finding is None:

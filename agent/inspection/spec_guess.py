@@ -106,7 +106,7 @@ _COARSEST_MAP = 8  # pixels of the image to one of a map of classes
 _PICTURE = 3  # channels
 # Joints of a body as data sets count them (AI Challenger, MPII, COCO, OpenPose, COCO-WholeBody), and points of a face.
 _BODIES = frozenset((14, 16, 17, 18, 133, 68, 98, 106))
-_FEWEST_POINTS = 3
+_FEWEST_POINTS, _MOST_POINTS = 3, 133
 _POINTS_NAME = re.compile("heat_?map|key_?point|pose|landmark", re.IGNORECASE)
 # MediaPipe's models by the length of their vector: a body with and without auxiliary points, a hand, a face.
 _LANDMARKS = {39 * 5: 39, 33 * 5: 33, 21 * 3: 21, 468 * 3: 468, 478 * 3: 478}
@@ -286,14 +286,15 @@ def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Ite
     rows, columns = output.closed[1] or 0, output.closed[2] or 0
     cells = {_cells(size, strides): strides for strides in (1, 2, 3, 4)}
     is_signed = _is_signed(facts)
-    if columns >= 6 and _SUPPRESSING & facts.operators and rows not in cells:
+    anchored = [strides for count, strides in cells.items() if rows == _ANCHORS * count]
+    may_have_more = columns > 6 and columns not in cells and not anchored
+    if (columns == 6 or may_have_more) and _SUPPRESSING & facts.operators and rows not in cells:
         yield from _chosen_rows(columns, is_signed)
     if {*output.made_by} <= _LINEAR:  # neither scores nor boxes are decoded: no decoder here reads that
         return
     is_alone = all(len(other.closed) != 4 for other in facts.outputs)  # beside masks it is no plain detector
     if rows in cells and columns > 5:
         yield from _cell_rows(output, cells[rows], columns)
-    anchored = [strides for count, strides in cells.items() if rows == _ANCHORS * count]
     if anchored and columns > 5:
         reason = f"{rows} rows: {_ANCHORS} anchors per cell, decoded"
         if not is_signed:
@@ -334,8 +335,9 @@ def _looking_the_same(channels: int) -> str:
 
 
 def _points_in(values: int) -> int:
-    """Return how many key points have so many values, three or two each; 0 for no such number, or very few."""
-    return next((values // each for each in (3, 2) if values % each == 0 and values >= each * _FEWEST_POINTS), 0)
+    """Return how many key points have so many values, three or two each; 0 for no such number that objects have."""
+    counts = [values // each for each in (3, 2) if values % each == 0]
+    return next((count for count in counts if _FEWEST_POINTS <= count <= _MOST_POINTS), 0)
 
 
 def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[Head]:

@@ -84,7 +84,7 @@ def _rounded(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class FrameScores:
-    """What labelled frames are scored with, each once for each of its labels: masks take milliseconds."""
+    """The scores of labelled frames, each computed once for each label of the frame."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[float | None, list[Score]]] = {}  # by frame, with the time of its label

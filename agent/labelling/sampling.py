@@ -34,7 +34,6 @@ _KEPT_EVERY_S = 600.0  # what was counted is written to the disk
 _READ_EVERY_S = 30.0  # the labels are looked at
 _QUALITY = 95  # JPEG quality, in %
 
-
 log = logging.getLogger(__package__)
 
 
@@ -70,6 +69,7 @@ class FrameSampler:
         self._strata: Strata | None = None
         self._is_loaded = False
         self._scores = FrameScores()
+        self._kept_aside: dict[str, int] = {}  # labels by task
         self._counted: dict[Cell, Counted] = {}
         self._newest: dict[str, float] = {}  # capture time, by camera
         self._waiting = 0
@@ -110,8 +110,7 @@ class FrameSampler:
             return
         if not self._is_loaded:
             self._counted, self._is_loaded = self._store.counted(), True
-            for task, labels in self._store.labels_of_other_tasks().items():
-                log.warning("event=labelling labels=%d task=%s problem=%r", labels, task, KEPT_ASIDE)
+            self._report_kept_aside()
         if (stamp := self._store.stamp()) == self._stamp:
             return
         cuts = self._store.strata()
@@ -128,6 +127,13 @@ class FrameSampler:
         self.measured = measured_accuracy(frames, self._labels, self._counted, self._scores)
         self._store.prune(self._config.keep)
         self._stamp, self._revision = stamp, revision
+
+    def _report_kept_aside(self) -> None:
+        """Log how many labels of this model are of other tasks, once."""
+        kept_aside = self._store.labels_of_other_tasks()
+        for task, labels in kept_aside.items() - self._kept_aside.items():
+            log.warning("event=labelling labels=%d task=%s problem=%r", labels, task, KEPT_ASIDE)
+        self._kept_aside = kept_aside
 
     def _restart_counting(self) -> None:
         """Forget what was counted for frames that are kept no more: their file was removed, or set aside as damaged."""

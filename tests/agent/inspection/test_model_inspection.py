@@ -222,6 +222,15 @@ def test_a_number_of_channels_alone_is_never_sure(make: Family, tmp_path: Path) 
         assert "the same" not in signed.reason
 
 
+def test_a_detector_that_chooses_inside_its_graph_keeps_its_table(tmp_path: Path) -> None:
+    """A TopK somewhere makes no key points of 126 places, though 126 - 6 is a multiple of three."""
+    model = family(yolov8)
+    model.graph.initializer.append(helper.make_tensor("five", TensorProto.INT64, (1,), [5]))
+    model.graph.node.append(helper.make_node("TopK", ["image", "five"], ["best", "places"], name="topk"))
+    guess = inspect_model(saved(tmp_path, model)).guesses[0]
+    assert (guess.value, guess.sureness) == ("detect", "likely")
+
+
 STRETCHED = InputSpec(color="rgb", resize="stretch", scale=1 / 255)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 BY_MEAN = STRETCHED.model_copy(update=IMAGENET)
