@@ -150,7 +150,7 @@ class Poses(Shapes):
         """Return how far two scores of each key point agree that it is seen, in [0, 1].
 
         It is 1 on one side of `seen_from`. Beyond that a difference of as much is a miss, and a smaller one a part of
-        it: scores nearby cross it by chance. Where CPM's maps peak, 10 % of its points do in hardly damaged networks.
+        it: scores nearby cross it by chance.
         """
         is_alike = (first >= self.seen_from) == (second >= self.seen_from)
         apart = np.abs(first.astype(np.float64) - second)
