@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
@@ -91,7 +92,7 @@ def test_names_are_those_of_the_field() -> None:
     assert idiom == KEPT
 
 
-def answer_classes(base: type = Answer) -> Iterator[str]:
+def answer_classes(base: type[Any] = Answer) -> Iterator[str]:
     """Yield the names of all answers that a task of tared's own has."""
     for each in base.__subclasses__():
         if each.__module__.startswith("agent."):

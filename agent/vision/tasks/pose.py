@@ -449,7 +449,8 @@ def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:
         raise no_fit(outputs, f"one output with {count} heatmaps (batch, {count}, rows, columns), or channels last")
     name, axis = found[0]
     output = outputs[name][np.newaxis] if axis is None else outputs[name]
-    maps = np.nan_to_num(np.ascontiguousarray(np.moveaxis(output, axis or 0, 2), np.float32))
+    maps = np.ascontiguousarray(np.moveaxis(output, axis or 0, 2), np.float32)
+    maps = np.nan_to_num(maps, posinf=0.0, neginf=0.0)
     rows, columns = maps.shape[:2]
     blurred = np.asarray(cv2.GaussianBlur(maps, (5, 5), 0)).reshape(-1, count)
     y, x = np.divmod(blurred.argmax(axis=0), columns)

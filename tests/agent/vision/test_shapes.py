@@ -542,7 +542,11 @@ def crowd(task: str, count: int) -> Any:
     rng = np.random.default_rng(count)
     corners = rng.random((count, 2)).astype(np.float32) * 30
     boxes = np.hstack((corners, corners + 40))
-    common = {"boxes": boxes, "classes": np.zeros(count, np.int64), "scores": np.linspace(0.9, 0.4, count, np.float32)}
+    common = {
+        "boxes": boxes,
+        "classes": np.zeros(count, np.int64),
+        "scores": np.linspace(0.9, 0.4, count).astype(np.float32),
+    }
     if task == "instance":
         masks = rng.integers(0, 256, (count, 16, 3), np.uint8)
         return Instances(**common, masks=masks, columns=24, covered=SIZE)
