@@ -542,7 +542,7 @@ def crowd(task: str, count: int) -> Any:
     rng = np.random.default_rng(count)
     corners = rng.random((count, 2)).astype(np.float32) * 30
     boxes = np.hstack((corners, corners + 40))
-    common = {
+    common: dict[str, Any] = {
         "boxes": boxes,
         "classes": np.zeros(count, np.int64),
         "scores": np.linspace(0.9, 0.4, count).astype(np.float32),
