@@ -6,7 +6,7 @@ holds what was found, and is what a plan says of itself. raising is how the daem
 kept_costs finds the costs that jobs keep.
 
 search runs the ladder on frames from files, and certifies its plans: frames draws them at random, certificate is the
-trial of a candidate. quick_check is a glance at a plan on a few frames, and stands by itself.
+trial of a candidate. quick_check is a glance at a plan and its engine on a few frames, and stands by itself.
 
 Public:
     costs               GroupCosts, PlanBuilder
@@ -14,7 +14,7 @@ Public:
     frames              RandomFrames
     kept_costs          KeptCosts
     ladder              Ladder, LadderOptions, REFUSED, Scene
-    quick_check         CHECKED_FRAMES, QuickCheck, quick_check
+    quick_check         CHECKED_FRAMES, DIFFERS, QuickCheck, quick_check
     raising             EXHAUSTED, PrecisionRaise
     search              PlanOptions, PlanSearch
 """

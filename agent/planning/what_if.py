@@ -123,10 +123,14 @@ class WhatIf:
     def _evaluated(self, plan: PrecisionPlan, frames: int | None) -> WhatIfResult:
         numbers = self.runtime.takes_unsigned, self.runtime.weight_bits
         graph = quantised_graph(self.model.master, plan, self.calibration, *numbers).graph
+        with closing(self.runtime.load(graph.SerializeToString())) as engine:
+            return self.compare(engine, frames)
+
+    def compare(self, engine: Engine, frames: int | None = None) -> WhatIfResult:
+        """Answer the first `frames` frames, or all, with an engine of this model, as `evaluate`."""
         of_each = None if frames is None else -(-frames // len(self._scenes))
         parts = defaultdict[str, list[float]](list)
-        with closing(self.runtime.load(graph.SerializeToString())) as engine:
-            found = [self._in_scene(engine, known[:of_each], parts) for known in self._scenes]
+        found = [self._in_scene(engine, known[:of_each], parts) for known in self._scenes]
         divergences = [each.divergence for each in found if each.telling] or [each.divergence for each in found]
         loss, telling = max(each.loss for each in found), sum(each.telling for each in found)
         medians = {name: float(np.median(values)) for name, values in parts.items()}
