@@ -257,7 +257,7 @@ def test_the_explanation_is_printed_as_it_is(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_plan_of_an_earlier_version_is_shown() -> None:
-    """Its candidates have no names, and nobody says by whom it was found."""
+    """Its candidates have no names, and it does not say who found it."""
     found = evidence()
     del found["by"]
     for candidate in found["candidates"]:
