@@ -160,6 +160,7 @@ def _time_spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[],
 def _journal(output: Path, builder: PlanBuilder, sources: Sequence[Source], options: PlanOptions) -> Iterator[Journal]:
     """Open the journal next to the output, of the same search whatever its budget. An empty one is removed again."""
     identity = {
+        "format": 2,
         "tared": version("tared"),
         "model": builder.model.sha256,
         "spec": builder.model.spec_id,
