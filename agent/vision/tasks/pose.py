@@ -90,7 +90,7 @@ class Poses(Shapes):
         """Return the object keypoint similarity (COCO) of every object with every object of the other answer.
 
         A key point that only one of the two sees counts as far as `_agreement` says. Where neither sees any, the boxes'
-        IoU counts. Against a label, its key points count, and those alone, whatever the score of this answer's.
+        IoU counts. Distances are measured by the smaller object of both, or a label's. Against a label, its key points count, and those alone, whatever the score of this answer's.
         """
         del wanted
         assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
@@ -98,10 +98,10 @@ class Poses(Shapes):
         similarity = iou_matrix(self.boxes, truth.boxes)
         if not len(truth):  # a label that says so knows no number of key points
             return similarity
-        sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
-        areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
-        spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
-        for row, points, seen in zip(similarity, self.points, self.seen, strict=True):
+        areas, true_areas = _areas(self), _areas(truth)
+        for row, area, points, seen in zip(similarity, areas, self.points, self.seen, strict=True):
+            within = true_areas if is_label else np.minimum(true_areas, area)
+            spread = 2.0 * within[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
             squares = np.square(truth.points[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
             counted = truth.seen if is_label else seen | truth.seen
             agreement = counted if is_label else _agreement(truth.points[..., 2], points[:, 2]) * counted
@@ -109,22 +109,34 @@ class Poses(Shapes):
             np.divide(near, counts, out=row, where=counts > 0)
         return similarity
 
-    def fidelity(self, reference: LabelledBoxes) -> float:
-        """Return panoptic quality; of one object the share of its key points that are not far from the reference's.
+    def fidelity(self, reference: Detections) -> float:
+        """Return panoptic quality; of one object how near its key points are to the reference's, and its score.
 
-        There a mean distance would say less: a single jump of a heatmap's maximum drowns it.
+        A point counts by a Gaussian of its distance, whose spread is FAR. So one point that has jumped costs no more
+        than its share, where it would drown a mean of distances. A share of points that are near enough would hide that
+        all have moved by a little less.
         """
-        assert isinstance(reference, (Poses, LabelledPoints)), "poses are compared with poses"
+        assert isinstance(reference, Poses), "poses are compared with poses"
         if not self.is_one:
             return super().fidelity(reference)
         if not (len(self) and len(reference)):
             return float(len(self) == len(reference))
         expected, found = reference.points[0], self.points[0]
-        is_label = isinstance(reference, LabelledPoints)
-        is_counted = reference.seen[0] if is_label else reference.seen[0] | self.seen[0]
-        is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * _side(reference)
-        right = is_near if is_label else is_near * _agreement(expected[:, 2], found[:, 2])
-        return float(right[is_counted].mean()) if is_counted.any() else 1.0
+        counted = reference.seen[0] | self.seen[0]
+        if not counted.any():  # they are where the box is, all the same
+            counted = np.ones_like(counted)
+        squares = _squares(found, expected) / (FAR * min(_side(self), _side(reference))) ** 2
+        near = np.exp(-squares / 2.0) * _agreement(expected[:, 2], found[:, 2])
+        apart = abs(float(self.scores[0]) - float(reference.scores[0]))
+        return float(near[counted].mean()) * (1.0 - min(apart, 1.0))
+
+    def accuracy(self, truth: LabelledBoxes) -> float | None:
+        """Return panoptic quality; of one object the share of the labelled key points that are not far from there."""
+        assert isinstance(truth, LabelledPoints), "the labels of poses have points"
+        if not self.is_one or not (len(self) and len(truth)):
+            return super().accuracy(truth)
+        is_near = _squares(self.points[0], truth.points[0]) <= (FAR * _side(truth)) ** 2
+        return float(is_near[truth.seen[0]].mean()) if truth.seen[0].any() else 1.0
 
     def in_frame(self, geometry: Geometry | None) -> Poses:
         if geometry is None:
@@ -387,6 +399,19 @@ def _shared(first: Poses, second: Poses) -> float:
     squares = np.square(ours[:, np.newaxis, :2] - theirs[np.newaxis, :, :2]).sum(axis=2)
     near = np.exp(-squares / (2.0 * (2.0 * FAR * side) ** 2)) * np.sqrt(ours[:, np.newaxis, 2] * theirs[:, 2])
     return float(near[linear_sum_assignment(near, maximize=True)].mean())
+
+
+def _squares(found: FloatArray, expected: FloatArray) -> NDArray[np.float64]:
+    """Return the squared distance of each key point, (k,), from (k, 3) and (k, 3)."""
+    squares: NDArray[np.float64] = np.square(found[:, :2].astype(np.float64) - expected[:, :2]).sum(axis=1)
+    return squares
+
+
+def _areas(poses: LabelledBoxes) -> NDArray[np.float64]:
+    """Return the area of each object, (n,), at least a pixel, by its box."""
+    sides = (poses.boxes[:, 2:] - poses.boxes[:, :2]).astype(np.float64)
+    areas: NDArray[np.float64] = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
+    return areas
 
 
 def _side(pose: LabelledBoxes) -> float:
