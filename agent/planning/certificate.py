@@ -23,6 +23,7 @@ from agent.planning.frames import RandomFrames
 from agent.validation.confusion import ConfusedPair, Disagreement
 from agent.vision.answer import Answer, ClassOverlap, ServedClass
 from agent.vision.fidelity import PooledIou, fidelity
+from agent.vision.output_checks import output_faults
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.opening import open_task
@@ -318,12 +319,19 @@ class Certifier:
             outputs, latency_ms = answered[engine]
             latencies_ms = latency_ms, answered[self.float_engine][1]
         truth = self._truth(index, tensor)
-        if not all(np.isfinite(output).all() for output in outputs.values()):
+        if self._is_broken(outputs, tensor):
             return Measurement(1.0, False, truth.pairs(None), latencies_ms, truth.overlaps_by_class(None))
         served = self._task.answer(outputs, tensor)
         agreement = fidelity(served, truth)
         overlaps = truth.overlaps_by_class(served)
         return Measurement(1.0 - agreement.value, agreement.is_empty, truth.pairs(served), latencies_ms, overlaps)
+
+    def _is_broken(self, outputs: Mapping[str, Array], tensor: Array) -> bool:
+        """Return whether outputs are not finite where the reference's are."""
+        if all(np.isfinite(output).all() for output in outputs.values()):
+            return False
+        shapes = {name: output.shape for name, output in outputs.items()}  # a number of candidates may differ
+        return bool(output_faults(outputs, self.reference.infer(tensor), shapes))
 
     def _truth(self, index: int, tensor: Array) -> Answer:
         """Return the reference's answer. It is kept for the next candidate, unless it may be large."""
