@@ -162,13 +162,13 @@ class ModelSpec(Strict):
         inputs: the constant that each input beside the image gets, a number or nested lists of numbers.
         score_threshold: a fraction, as is iou_threshold.
         nms: which overlapping candidates are suppressed; None leaves it to the decoder, see `suppression`.
-        depth: whether values are distances (metric), or known but for a scale and a shift: of the distance (relative), or
-            of 1 / distance (disparity), for task `depth`.
+        depth: whether values are distances (metric), or known but for a scale and a shift: as a distance (relative) or
+            as its inverse (disparity), for task `depth`.
         keypoints: how many key points an object has, or their names, for task `pose`.
         sigmas: how far people's labels of each key point scatter, by the root of an object's area (COCO), for task
             `pose`; None: COCO's for 17 key points, else 0.05.
-        max_ratio: up to which two values agree, for task `depth`; None: 1.05. Those of maps that are not metric agree if
-            they differ by at most this less 1, as a share of the spread.
+        max_ratio: up to which two values agree, for task `depth`; None: 1.05. Where they are not metric, their
+            difference counts, as a share of their spread: 0.05.
         min_sqnr_db: the least that the channels of an engine's outputs have to reach, for task `raw`; by name, of the
             outputs that are judged.
         reference_accuracy: the accuracy of the float model as the user knows it, for task `classify`.

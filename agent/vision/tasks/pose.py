@@ -90,7 +90,8 @@ class Poses(Shapes):
         """Return the object keypoint similarity (COCO) of every object with every object of the other answer.
 
         A key point that only one of the two sees counts as far as `_agreement` says. Where neither sees any, the boxes'
-        IoU counts. Distances are measured by the smaller object of both, or a label's. Against a label, its key points count, and those alone, whatever the score of this answer's.
+        IoU counts. Distances are measured by the smaller object of both. Against a label, its own size and its key
+        points count, and those alone, whatever the score of this answer's.
         """
         del wanted
         assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
