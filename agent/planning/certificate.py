@@ -172,8 +172,9 @@ class Tally:
     def result(self, spec: ModelSpec, ended: str) -> TrialResult:
         """Return the result; `ended` says why there were no more frames if the measurements decide nothing.
 
-        A trial that ended early for a small loss has no pair that appears above max_confusion, and no class that appears
-        lost. So what refuses a candidate comes from a number of draws that was fixed beforehand, as its bound requires.
+        A trial that ended early for a small loss has no pair that appears above max_confusion, and no class that
+        appears lost. So what refuses a candidate comes from a number of draws that was fixed beforehand, as its bound
+        requires.
         """
         tolerance = min(self._terms.max_loss, self._terms.max_confusion)
         pairs = self._disagreement.confused(spec.label, tolerance, self._terms.error)
