@@ -10,8 +10,8 @@ The models and images are those of benchmarks/tasks.py. Three kinds of damage ar
                  round more coarsely
     layers       plain INT8 of this share of the layers, drawn at random
 
-With --by-overlap detectors are compared as objects with shapes are: a match counts as far as the boxes overlap. Where
-the tasks of shapes have no data, this says how that loss goes with accuracy.
+With --by-overlap detectors are compared as objects with shapes are: a match counts as far as the boxes overlap and the
+scores are the same. Where the tasks of shapes have no data, this says how that loss goes with accuracy.
 
 A drop is float's accuracy less the damaged model's, in points. Asked is that whatever loses five points never reads as
 a fidelity above 0.98. `the loss of a point` is where the drop, as a rising function of the loss (isotonic regression),

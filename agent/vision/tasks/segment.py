@@ -224,7 +224,7 @@ class Segment(ModelTask):
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
         name, axis = _find_map(outputs, size)
         threshold, labels = self.spec.score_threshold, len(self.spec.labels)
-        background = 0 if labels and self.spec.labels[0].strip("_ ").lower() in _BACKGROUND else NOTHING
+        background = 0 if labels > 1 and self.spec.labels[0].strip("_ ").lower() in _BACKGROUND else NOTHING
 
         def decode(batch: Mapping[str, Array]) -> LabelMap:
             classes = _classes(image_of(batch)[name], axis, threshold)
