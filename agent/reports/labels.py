@@ -21,13 +21,15 @@ _CLASSES = (
 )  # fmt: skip
 
 
-def label_sections(state_dir: Path, model: str) -> Iterator[Section]:
-    """Yield what is known of this model by labels; nothing without any. model: as LabelStore has it."""
+def label_sections(state_dir: Path, model: str, task: str) -> Iterator[Section]:
+    """Yield what is known of this model by labels; nothing without any. model, task: as LabelStore has them."""
+    store = LabelStore(state_dir, model, task)
+    if not store.exists:
+        return
     try:
-        kept = LabelStore.of_kept(state_dir, model)
-        if kept is None:
+        names = store.class_names()
+        if names is None:
             return
-        store, names = kept
         frames = store.frames()
         measured = measured_accuracy(frames, names, store.counted())
     except AgentError as error:

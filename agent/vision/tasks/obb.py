@@ -25,7 +25,9 @@ from agent.vision.tasks.detect import MAX_CANDIDATES, Detect, box_document, kept
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Self is in `typing` since Python 3.11
+    from typing_extensions import Self
+
     from agent.vision.datasets.labelled_images import LabelledObjects
 
 # The corners of a box, in halves of its sides, clockwise from the upper left.
@@ -56,16 +58,17 @@ class OrientedBoxes(Shapes):
 
     @classmethod
     def around(cls, corners: FloatArray, classes: NDArray[np.int64], scores: FloatArray) -> OrientedBoxes:
-        """Return the oriented boxes of these corners; those that are not finite are left out."""
-        sound = np.isfinite(corners).all(axis=(1, 2))
-        corners = corners[sound]
+        """Return the oriented boxes of these corners (n, 4, 2)."""
         boxes = np.hstack((corners.min(axis=1), corners.max(axis=1))).reshape(-1, 4)
-        return cls(boxes=boxes, classes=classes[sound], scores=scores[sound], corners=corners)
+        return cls(boxes=boxes, classes=classes, scores=scores, corners=corners)
 
     def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the IoU of every box with every box of the other answer."""
         assert isinstance(truth, (OrientedBoxes, LabelledCorners)), "oriented boxes are compared with oriented boxes"
         return corner_ious(self.corners, truth.corners, wanted)
+
+    def bounded(self, limit: float) -> Self:
+        return replace(super().bounded(limit), corners=np.clip(self.corners, -limit, limit))
 
     def in_frame(self, geometry: Geometry | None) -> OrientedBoxes:
         if geometry is None:
