@@ -133,14 +133,15 @@ def test_heatmaps_and_landmarks_are_the_points_of_one_object() -> None:
 
 def test_points_of_one_object_cost_by_their_distance_each_its_share_at_most() -> None:
     rows = np.hstack((points(48, 32, 40)[:, :2], np.zeros((5, 1)))).astype(np.float32)
-    model, alone, together = spec("pose", "landmarks", keypoints=5), [], []
+    model, alone, together = spec("pose", "landmarks", keypoints=5), list[float](), list[float]()
     reference = decoded(model, {"points": rows.reshape(1, -1)})
     for shift in (0.0, 1.0, 2.0, 4.0, 400.0):
         for losses, moving in ((alone, np.arange(5) == 2), (together, np.ones(5, np.bool_))):
             moved = rows.copy()
             moved[moving, 0] += shift
             losses.append(1.0 - decoded(model, {"points": moved.reshape(1, -1)}).fidelity(reference))
-    assert (alone[0], alone[-1]) == (0.0, pytest.approx(0.2))
+    assert alone[0] == 0.0
+    assert alone[-1] == pytest.approx(0.2)
     assert np.diff(alone).min() > 0.02
     assert together == pytest.approx([5.0 * loss for loss in alone], rel=0.02)
 
