@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from agent.vision.answer import Answer, ClassOverlap
 from calibrate.statistics.evidence import shows_loss
 
-_LEAST_SHARE = 0.001  # of all pixels: a class of fewer is chance, or too small for anyone to miss
+_LEAST_SHARE = 0.001  # a class of fewer of all pixels is chance, or too small for anyone to miss
 
 
 @dataclass(frozen=True)

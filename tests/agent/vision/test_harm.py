@@ -205,7 +205,7 @@ def test_points_that_all_move_a_little_cost_long_before_they_are_far(make: Calla
     [(boxes_move(make(), 5)[2:], scores_alone_fall(make(), 6)) for make in (instances, poses, oriented)]
     + [(replace(depths(), values=depths().values + np.float32(0.02)), depths())],
 )
-def test_neither_of_two_answers_is_first(served: Any, reference: Any) -> None:
+def test_two_answers_have_one_fidelity_whichever_is_first(served: Any, reference: Any) -> None:
     there, back = served.fidelity(reference), reference.fidelity(served)
     assert 0.1 < there < 0.9
     assert there == pytest.approx(back, abs=1e-9)
