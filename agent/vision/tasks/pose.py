@@ -23,7 +23,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
 from agent.vision.tasks.maps import class_axis
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes, points_of
+from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, points_of
 from agent.vision.tasks.task import See, disordered, mirrored
 
 if TYPE_CHECKING:  # Self is in `typing` since Python 3.11
@@ -306,9 +306,10 @@ class Pose(Detect):
     decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
     nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no key points: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FramePoints()
-    # A point of AP by key points, on persons of COCO, is gone at 0.13 on BlazePose and 0.17 on CPM.
-    max_loss: ClassVar[float] = 0.12
-    certified_loss: ClassVar[float] = 0.12
+    # A point of AP by key points, on persons of COCO, is gone at 0.19 on BlazePose and 0.32 on CPM. On the sample's
+    # head, whose labels are exact, it is at 0.05, below plain INT8's 0.07.
+    max_loss: ClassVar[float] = OVERLAP_LOSS
+    certified_loss: ClassVar[float] = OVERLAP_LOSS
 
     @property
     def sigmas(self) -> tuple[float, ...]:
