@@ -19,13 +19,13 @@ from label_bench import LabelBench
 from plan_bench import Place
 from stored import Reports
 
+from agent.cli.benchmark import Entry
 from agent.cli.main import make_parser
 from agent.common.latency import LoopSample
 from agent.contract import commands, messages
 from agent.contract.messages import Birth, Document, Status
 from agent.control.summary import Alarm, CameraSummary, JobSummary, Rollback, RunSummary, Score, Swap
 from agent.monitoring.estimates import Estimate
-from agent.planning.benchmark import Entry
 from agent.vision.answer import MatchCounts
 from calibrate.statistics.evidence import Interval
 from fleet.cli.main import GROUPS, main
