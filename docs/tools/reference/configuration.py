@@ -22,11 +22,12 @@ _OF_DOCSTRINGS: Mapping[tuple[str, ...], type[BaseModel]] = {
     ("profiles", "shapes"): ProfileShapes,
 }
 _CONFIGURATION = """\
-Every key of config.yaml. `tared init` writes a short file, `tared config --example` prints one with every key, and
-`tared config --check FILE` reports all errors of a file at once. Only `model` and `camera.source` are required.
+Every key of config.yaml: first those that people set, in the order in which they do, then the others by section.
+`tared init` writes the first ones, `tared config --example` prints all, and `tared config --check FILE` reports all
+errors of a file at once. Only `model` and `camera.source` are required.
 
 Relative paths are relative to the folder of the file. Times are in seconds of capture time, which is media time for
-files, unless a key says otherwise."""
+files, unless a key says otherwise. Keys that a release has taken out are ignored, and named in the log and by --check."""
 _MODEL = """\
 Every key of MODEL.yaml, the description of one model. The same keys may stand in config.yaml under `model`.
 `tared inspect MODEL.onnx -o MODEL.yaml` writes a file, and `tared check MODEL.yaml` tries it on a picture."""
