@@ -44,7 +44,6 @@ from calibrate.threshold import parse_method
 from engines.interface import BackendOptions
 from engines.registry import options_for
 
-
 log = logging.getLogger(__package__)
 
 # The keys that people set, in the order in which they do: all of what `tared init` writes, and the first page of the
@@ -383,7 +382,10 @@ class Config(Strict):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what config.yaml holds without REMOVED_KEYS, each of which is logged. Raises ConfigError as `read_yaml`."""
+    """Return the content of config.yaml without REMOVED_KEYS; those found are logged.
+
+    Raises ConfigError as `read_yaml`.
+    """
     content = dict(read_yaml(path))
     for key, instead in REMOVED_KEYS.items():
         if _remove(content, key.split(".")):

@@ -176,8 +176,8 @@ def _config_text(values: Mapping[str, object], notes: Mapping[str, str]) -> str:
     defaults, meanings = load_yaml(reference), comments(reference)
     lines = [
         f"# yaml-language-server: $schema={shipped_path('docs/schemas/config.schema.json')}",
-        "# Written by 'tared init': the keys that people set. 'tared config --example' shows all, --check checks this file.",
-        "# Relative paths are relative to this file.",
+        "# Written by 'tared init': the keys that people set. 'tared config --example' shows all.",
+        "# 'tared config --check' checks this file. Relative paths are relative to it.",
     ]
     sections: list[str] = []
     shown = ""

@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 from pydantic import BaseModel
 
-from agent.config import Config
+from agent.config import FIRST_KEYS, Config
 from agent.contract.commands import OPS
 from agent.contract.events import EVENTS, Part
 from agent.contract.messages import Document
@@ -55,6 +55,13 @@ def test_every_key_has_a_place_and_a_meaning(page: str, schema: type[BaseModel])
     assert [row for row in rows if row.endswith("|  |")] == []
     for name in schema.model_fields:
         assert f'<a id="{anchor(name)}"></a>' in text
+
+
+def test_the_page_of_keys_begins_with_those_that_people_set() -> None:
+    (first, *_) = re.findall(
+        r"(?ms)^## [^\n]*The keys that people set\n(.*?)^## ", PAGES["docs/reference/configuration.md"]
+    )
+    assert tuple(re.findall(r"(?m)^\| (?:<a id=\S+></a>)?`([\w.]+)`", first)) == FIRST_KEYS
 
 
 # ---- errors
