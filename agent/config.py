@@ -234,7 +234,7 @@ class HeadroomConfig(Strict):
 
     memory_bytes: int | None = Field(default=2**29, ge=0)
     temperature_margin_c: Annotated[Finite, Field(ge=0.0, le=100.0)] | None = 10.0
-    temperature_limit_c: ClassVar[float] = 85.0  # of a Jetson's zone for which the kernel names no limit
+    temperature_limit_c: ClassVar[float] = 85.0  # a Jetson's zone without a limit of the kernel has this one
     power_share: Annotated[Finite, Field(gt=0.0, le=10.0)] | None = 0.9
     throttling: bool = True
     max_delay_s: Annotated[Finite, Field(ge=0.0)] | None = 1800.0

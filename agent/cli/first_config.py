@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported when the command runs, as in offline.py
 
 EMBEDDED = "embedded"
 _CAMERA = "v4l2:/dev/video0, csi:0, rtsp://..., http://..., or a video file"
-_WIDTH = 118  # of a comment
+_WIDTH = 118  # characters in a line, without the mark of a comment
 _SHORT = 200  # characters of the comment of a key
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z{]|[\w-]+:)")
 _BROKER = f"HOST or HOST:PORT of an MQTT broker, or {EMBEDDED}: one on this machine"
