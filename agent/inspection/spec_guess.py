@@ -25,8 +25,7 @@ from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.registry import task_class
 from agent.vision.tasks.classify import class_count
-from agent.vision.tasks.maps import has_proportions
-from agent.vision.tasks.segment import class_axes
+from agent.vision.tasks.maps import find_maps, has_proportions
 from engines.graph.constant_inputs import box_size
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -340,22 +339,47 @@ def _points_in(values: int) -> int:
     return next((count for count in counts if _FEWEST_POINTS <= count <= _MOST_POINTS), 0)
 
 
+class _Extras(NamedTuple):
+    """What objects have beside a box: how many columns, in words, and how many key points."""
+
+    columns: int
+    shown: str
+    keypoints: int = 0
+
+
+def _mask_factors(facts: GraphFacts, size: tuple[int, int]) -> _Extras:
+    """Return a factor for each prototype. Prototypes are coarse; a map of the input's size is another task."""
+    maps = [output.closed[1:] for output in facts.outputs if len(output.closed) == 4]
+    if len(maps) != 1 or None in maps[0] or not has_proportions(maps[0][1:], size):
+        return _Extras(0, "")
+    count, rows, _ = (side or 0 for side in maps[0])
+    return _Extras(count if 2 * rows <= size[0] else 0, f"{count} factors of masks")
+
+
+def _point_values(facts: GraphFacts, size: tuple[int, int]) -> _Extras:
+    del size
+    keypoints, values = _keypoint_shape(facts)
+    return _Extras(keypoints * values, f"{keypoints} key points", keypoints)
+
+
+def _angle(facts: GraphFacts, size: tuple[int, int]) -> _Extras:
+    del facts, size
+    return _Extras(1, "an angle")
+
+
+_EXTRAS = {"instance": _mask_factors, "pose": _point_values, "obb": _angle}
+
+
 def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[Head]:
     """Yield the readings of one table whose objects have more than a box: factors of masks, key points, an angle.
 
     The metadata say so, or there are prototypes, which masks alone have.
     """
     flat = [output for output in facts.outputs if len(output.closed) == 3 and None not in output.closed]
-    maps = [output.closed[1:] for output in facts.outputs if len(output.closed) == 4]
-    keypoints, values = _keypoint_shape(facts) if task == "pose" else (0, 0)
-    extras = {"pose": keypoints * values, "obb": 1, "instance": 0}[task]
-    if task == "instance" and len(maps) == 1 and None not in maps[0] and has_proportions(maps[0][1:], size):
-        count, rows, _ = (side or 0 for side in maps[0])
-        extras = count if 2 * rows <= size[0] else 0  # prototypes are coarse; a map of the input's size is another task
+    extras, shown, keypoints = _EXTRAS[task](facts, size)
     if len(flat) != 1 or not extras:
         return
     rows, columns = flat[0].closed[1] or 0, flat[0].closed[2] or 0
-    shown = {"pose": f"{keypoints} key points", "obb": "an angle", "instance": f"{extras} factors of masks"}[task]
     if columns == 6 + extras:
         reason = f"{columns} columns: a box, its score and class, and {shown}"
         yield Head(task, "end2end", "sure", reason, 0, keypoints)
@@ -363,7 +387,7 @@ def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[H
         classes = rows - 4 - extras
         reason = f"{rows} = 4 + {classes} + {extras} channels before {columns} places: {shown}"
         yield Head(task, "yolov8", "sure", reason, classes, keypoints)
-    elif task == "instance" and columns > 5 + extras:
+    elif "yolov5" in task_class(task).decoders and columns > 5 + extras:
         reason = f"{columns} columns: a box, an objectness, classes, and {shown}"
         yield Head(task, "yolov5", "likely", reason, columns - 5 - extras)
 
@@ -412,7 +436,7 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
 def _map(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
     """Yield the readings of a map of the image's proportions. A map of three channels may be a picture."""
     made_by = output.made_by
-    for axis in class_axes(output.closed[1:], size):
+    for _, axis in find_maps({output.name: output.closed[1:]}, size):
         sides = [side or 0 for at, side in enumerate(output.closed[1:]) if at != axis]
         channels = (output.closed[1:][axis] or 0) if axis is not None else 1
         if size[0] > _COARSEST_MAP * sides[0]:

@@ -114,9 +114,6 @@ class Detections(LabelledBoxes, Answer):
     def in_frame(self, geometry: Geometry | None) -> Detections:
         return replace(self, boxes=geometry.to_frame(self.boxes)) if geometry is not None else self
 
-    def scaled(self, scale: float) -> Detections:
-        return replace(self, boxes=self.boxes * np.float32(scale))
-
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         boxes = np.round(self.boxes.astype(float), 2).tolist()
         rows = zip(self.classes.tolist(), self.scores.tolist(), boxes, strict=True)

@@ -18,7 +18,6 @@ from agent.vision.decoders import BUILTIN_DECODERS, WITHOUT_BATCH, Outputs
 from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelError, LabelKind, checked_box, class_id, whole
-from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.own_decoder import import_decoder
 from agent.vision.tasks.scores import Evaluation
@@ -42,6 +41,7 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
 
     form: ClassVar[Literal["class", "boxes", "shapes"]] = "boxes"
     example: ClassVar[str] = '[{"class": 0, "box": [x1, y1, x2, y2]}]'
+    accuracy: ClassVar[str] = "mean F1 of the boxes"
     unnamed: LabelledBoxes | None = NO_BOXES
 
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> LabelledBoxes:
@@ -113,7 +113,8 @@ class Detect(ModelTask):
     batch axis, (height, width), score threshold) -> Detections.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["detect"].decoders
+    decoders: ClassVar[tuple[str, ...]] = tuple(BUILTIN_DECODERS)
+    keys: ClassVar[frozenset[str]] = frozenset(("nms",))
     can_be_drawn: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 32
     has_open_outputs: ClassVar[bool] = True

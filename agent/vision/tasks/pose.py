@@ -17,13 +17,12 @@ from agent.vision.detections import Detections
 from agent.vision.drawing import Picture, draw_points
 from agent.vision.labels import LabelError, LabelKind, checked_box
 from agent.vision.preprocess import Geometry
-from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameShapes, numbers
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
-from agent.vision.tasks.maps import class_axis
+from agent.vision.tasks.maps import find_maps
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes, points_of
+from agent.vision.tasks.shapes import Shapes, comparable, points_of
 from agent.vision.tasks.task import See, disordered, mirrored
 
 if TYPE_CHECKING:  # Self is in `typing` since Python 3.11
@@ -97,7 +96,6 @@ class Poses(Shapes):
         A key point that only one of the two sees counts as far as `_agreement` says. Where neither sees any, the boxes'
         IoU counts. Against a label, its key points count, and those alone, whatever the score of this answer's.
         """
-        del wanted
         assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
         is_label = isinstance(truth, LabelledPoints)
         similarity = iou_matrix(self.boxes, truth.boxes)
@@ -106,12 +104,18 @@ class Poses(Shapes):
         sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
         areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
         spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
-        for row, points, seen in zip(similarity, self.points, self.seen, strict=True):
-            squares = np.square(truth.points[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
-            counted = truth.seen if is_label else seen | truth.seen
-            agreement = counted if is_label else self._agreement(truth.points[..., 2], points[:, 2]) * counted
-            near, counts = (np.exp(-squares / spread) * agreement).sum(axis=1), counted.sum(axis=1)
-            np.divide(near, counts, out=row, where=counts > 0)
+        compared = comparable(self.boxes, truth.boxes, wanted)
+        for index, (points, seen) in enumerate(zip(self.points, self.seen, strict=True)):
+            others = slice(None) if compared is None else compared[index].nonzero()[0]
+            expected, shown = truth.points[others], truth.seen[others]
+            squares = np.square(expected[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
+            counted = shown if is_label else seen | shown
+            agreement = counted if is_label else self._agreement(expected[..., 2], points[:, 2]) * counted
+            near, counts = (np.exp(-squares / spread[others]) * agreement).sum(axis=1), counted.sum(axis=1)
+            boxes = similarity[index, others]
+            similarity[index, others] = np.divide(near, counts, out=boxes.copy(), where=counts > 0)
+        if compared is not None:
+            similarity[~compared] = 0.0
         return similarity
 
     @property
@@ -166,10 +170,6 @@ class Poses(Shapes):
         points = np.dstack((geometry.points_to_frame(self.points[..., :2]), self.points[..., 2:]))
         return replace(self, boxes=geometry.to_frame(self.boxes), points=points)
 
-    def scaled(self, scale: float) -> Poses:
-        points = self.points * np.array((scale, scale, 1.0), np.float32)
-        return replace(self, boxes=self.boxes * np.float32(scale), points=points)
-
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return each object with its key points: x, y in pixels, and the score."""
         found = super().as_dict(spec)
@@ -195,6 +195,7 @@ class FramePoints(FrameShapes[LabelledPoints, Poses]):
 
     shape_key: ClassVar[str] = "keypoints"
     example: ClassVar[str] = '[{"class": 0, "keypoints": [x1, y1, 2, x2, y2, 0]}]'
+    accuracy: ClassVar[str] = "mean panoptic quality of the key points; of one object, the share of its points"
 
     def __init__(self, names: Sequence[str] | None = None, is_one: bool = False) -> None:
         self._names, self._is_one = names, is_one
@@ -296,7 +297,9 @@ class Pose(Detect):
     A decoder of the user's own returns `Poses`.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
+    decoders: ClassVar[tuple[str, ...]] = ("yolov8", "end2end", "heatmaps", "landmarks")
+    keys: ClassVar[frozenset[str]] = frozenset(("nms", "keypoints", "sigmas"))
+    needed_keys: ClassVar[Mapping[str, str]] = {"keypoints": "how many key points an object has, or their names"}
     nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no key points: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FramePoints()
     # A point of AP by key points, on persons of COCO, is gone at 0.13 on BlazePose and 0.17 on CPM.
@@ -441,11 +444,12 @@ def _rounded(values: FloatArray) -> list[float]:
 
 def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:
     """Return the key points (k, 3) in pixels of the input: the middle of each map's largest cell, blurred 5 x 5."""
-    found = [(each, axis) for each in outputs.values() if (axis := class_axis(each.shape, size, count)) is not None]
-    if len(found) != 1:
+    found = find_maps({name: each.shape for name, each in outputs.items()}, size, count)
+    if len({name for name, _ in found}) != 1:
         raise no_fit(outputs, f"one output with {count} heatmaps (batch, {count}, rows, columns), or channels last")
-    output, axis = found[0]
-    maps = np.ascontiguousarray(np.moveaxis(output, axis, 2), np.float32)
+    name, axis = found[0]
+    output = outputs[name][np.newaxis] if axis is None else outputs[name]
+    maps = np.ascontiguousarray(np.moveaxis(output, axis or 0, 2), np.float32)
     maps = np.nan_to_num(maps, posinf=0.0, neginf=0.0)
     rows, columns = maps.shape[:2]
     blurred = np.asarray(cv2.GaussianBlur(maps, (5, 5), 0)).reshape(-1, count)

@@ -14,6 +14,7 @@ import shape_outputs
 from shape_outputs import SIZE, Object
 
 from agent.common.errors import ConfigError, DatasetError
+from agent.vision.boxes import iou_matrix
 from agent.vision.datasets.outlines import run_lengths_of
 from agent.vision.drawing import draw_points
 from agent.vision.fidelity import Fidelity, fidelity
@@ -522,3 +523,49 @@ def test_shapes_that_move_in_boxes_that_stay_diverge(model: ModelSpec, reference
     diverged = open_task(model).divergence((served, served), (reference, reference))
     assert diverged == pytest.approx(missed.mean())
     assert missed.max() > 0.01
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.3, -1.1])
+def test_boxes_without_an_area_overlap_their_equals_alone(turn: float) -> None:
+    rng = np.random.default_rng(3)
+    centres, angles = rng.random((300, 2)).astype(np.float32) * 100 + 50, rng.random(300).astype(np.float32) * 3
+    flat, solid = np.full((300, 2), (40, 0), np.float32), np.full((300, 2), (40, 20), np.float32)
+    lines = turned(centres, flat, angles + np.float32(turn))
+    boxes, crossing = turned(centres, solid, angles), turned(centres, flat, angles + np.float32(1.0))
+    for served, reference in ((lines, boxes), (boxes, lines), (lines, crossing)):
+        assert np.diag(corner_ious(served, reference)).max() == 0.0
+    np.testing.assert_array_equal(np.diag(corner_ious(lines, lines)), 1.0)
+
+
+def crowd(task: str, count: int) -> Any:
+    """Return so many objects of a task, all of which overlap many others, each with a score of its own."""
+    rng = np.random.default_rng(count)
+    corners = rng.random((count, 2)).astype(np.float32) * 30
+    boxes = np.hstack((corners, corners + 40))
+    common: dict[str, Any] = {
+        "boxes": boxes,
+        "classes": np.zeros(count, np.int64),
+        "scores": np.linspace(0.9, 0.4, count).astype(np.float32),
+    }
+    if task == "instance":
+        masks = rng.integers(0, 256, (count, 16, 3), np.uint8)
+        return Instances(**common, masks=masks, columns=24, covered=SIZE)
+    if task == "pose":
+        places = np.dstack((rng.random((count, 5, 2)) * 40 + corners[:, np.newaxis], np.ones((count, 5, 1))))
+        return Poses(**common, points=places.astype(np.float32), sigmas=(0.05,) * 5)
+    found = turned(corners + 20, np.full((count, 2), 40, np.float32), rng.random(count).astype(np.float32))
+    return OrientedBoxes.around(found, common["classes"], common["scores"])
+
+
+@pytest.mark.parametrize("task", ["instance", "pose", "obb"])
+def test_a_crowd_is_compared_by_its_nearest_boxes_and_few_objects_all_with_all(task: str) -> None:
+    many, few = crowd(task, 400), crowd(task, 100)
+    overlaps = many.overlaps(many)
+    assert np.count_nonzero(overlaps) <= 128**2 < np.count_nonzero(iou_matrix(many.boxes, many.boxes))
+    np.testing.assert_allclose(np.diag(overlaps), 1.0, rtol=1e-5)
+    assert many.fidelity(many) == pytest.approx(1.0)
+    assert {served for _, served in many.pairs(many)} == {0}
+    assert few.overlaps(few)[3, 60] == pytest.approx(few[3:4].overlaps(few[60:61])[0, 0])
+    some = np.isin(np.arange(400), (3, 60))
+    compared, alone = many.overlaps(many[some]), many[some].overlaps(many[some])
+    np.testing.assert_allclose(compared[some], alone)
