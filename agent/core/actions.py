@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import JsonValue
 
-from agent.core.kinds import Kind
 from agent.core.state import Job, JobState
 
 if TYPE_CHECKING:
@@ -108,6 +107,13 @@ class CompareWithRefused:
 
 
 @dataclass(frozen=True)
+class ReportSelection:
+    """Report how the job's frames were chosen."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
 class HandOver:
     """Hand the job with the collected frames to a child process. `HandedOver` follows."""
 
@@ -131,7 +137,7 @@ class EndChild:
 
 @dataclass(frozen=True)
 class Load:
-    """Load an engine for the job. artefact: the id of one in the store, or the folder of a built one. `Loaded` follows."""
+    """Load an engine for the job; `Loaded` follows. artefact: the id of one in the store, or the folder of a built one."""
 
     job: Job
     artefact: str
@@ -186,7 +192,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class MakeCurrent:
-    """Let `current` lead to the engine of this job, which serves, and report it."""
+    """Let `current` lead to the engine of this job, which serves, and report it. `MadeCurrent` follows."""
 
     job: Job
     artefact: str
@@ -211,12 +217,15 @@ class ReportRollback:
 
 @dataclass(frozen=True)
 class Reject:
-    """Remove the job's candidate from the store; its verdict and the error are kept."""
+    """Remove the job's candidate from the store; its verdict and the error are kept.
+
+    rollback: As it was reported; None for one that was not tried, or not to its end.
+    """
 
     job: Job
     artefact: str
     error: AgentError
-    rolled_back: bool = False
+    rollback: ReportRollback | None = None
 
 
 @dataclass(frozen=True)
@@ -245,13 +254,16 @@ class AnswerMismatch:
 
 @dataclass(frozen=True)
 class InstallModel:
-    """Put the delivered model in the place of the model's file."""
+    """Put the model that a command delivered in the place of the model's file."""
+
+    command: str
 
 
 @dataclass(frozen=True)
 class DropModel:
-    """Remove the delivered model's staged copy. for_good: the received file, too."""
+    """Remove the staged copy of the model that a command delivered. for_good: the received file, too."""
 
+    command: str
     for_good: bool = False
 
 
@@ -268,6 +280,7 @@ Action: TypeAlias = (
     | Tidy
     | RestartCollection
     | CompareWithRefused
+    | ReportSelection
     | HandOver
     | PauseChild
     | ResumeChild

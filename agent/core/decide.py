@@ -5,7 +5,7 @@ executor (agent.control.executor) does what the actions say, and comes back with
 
 1. A job that is due, or asked for, is `pending` until the journal has it (`Begun`).
 2. It collects frames, waits for headroom, and is handed to a child process, which makes a candidate (`ChildEnded`).
-3. The candidate is on trial: rehearsal, first answer (`CandidateServes`), probation, and then it is kept, or taken back.
+3. The candidate is on trial: rehearsal, first answer (`CandidateServes`), probation. It is kept, or taken back.
 4. `current` moves to an engine that was kept. Whatever fails before, the previous engine serves.
 
 An action that fails comes back as `Failed`, and those after it in the same list are not carried out.
@@ -14,17 +14,17 @@ An action that fails comes back as `Failed`, and those after it in the same list
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from agent.collection.selection import HELD_OUT_EVERY
 from agent.common.errors import AgentError, CommandError
 from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.causes import CANCELLED, RECALLED, UNSERVABLE, Cause, cause_of
-from agent.core.due import CAP, ROLLBACK_LOOP, find_due, is_looping
+from agent.core.due import ROLLBACK_LOOP, Due, find_due, is_looping
 from agent.core.kinds import (
     Kind,
     MergedCalibration,
@@ -39,7 +39,6 @@ from agent.core.kinds import (
     Trigger,
 )
 from agent.core.state import (
-    NEVER_S,
     WORK,
     Job,
     JobState,
@@ -50,7 +49,6 @@ from agent.core.state import (
     Trial,
     Unsaved,
 )
-from agent.collection.selection import HELD_OUT_EVERY
 from agent.monitoring.view import FROZEN
 from agent.validation.verdict import MIN_INFORMATIVE
 
@@ -111,6 +109,8 @@ class _Turn:
 
     def take(self, event: fact.Event) -> None:
         match event:
+            case fact.Started():
+                self._started(event.rolled_back)
             case fact.Tick():
                 self._tick()
             case fact.Asked():
@@ -150,12 +150,22 @@ class _Turn:
                 self._candidate_serves(event)
             case fact.CandidateKept():
                 self._candidate_kept(event.job)
+            case fact.MadeCurrent():
+                self._made_current(event.job, event.artefact)
             case fact.CandidateLeft():
                 self._candidate_left(event)
             case fact.TrialEnded():
                 self._trial_ended(event.job)
             case fact.Failed():
                 self._failed(event.action, event.error)
+
+    def _started(self, rolled_back: int) -> None:
+        if is_looping(self.now, self.settings, self.state):
+            self._act(act.Report(rollback_loop(self.settings)))
+        for _ in range(rolled_back):
+            self._count_rollback()
+        if rolled_back:
+            self._pause_jobs()
 
     # Time passes.
 
@@ -165,6 +175,7 @@ class _Turn:
         if unsaved is not None and self.now.monotonic_s >= unsaved.retry_s:
             self._set(unsaved=replace(unsaved, retry_s=self.now.monotonic_s + _RETRY_S))
             self._act(act.MakeCurrent(unsaved.job, unsaved.artefact))
+            return  # to go on in a moment, whether the disk refuses it or not
         if self.state.is_untidy and is_idle(self.state, self.facts):
             self._tidy()
         if abs(self._ahead_s - self.state.ahead_s) > _STEP_S:
@@ -190,23 +201,21 @@ class _Turn:
         self._act(act.Tidy())
 
     def _start_what_is_due(self) -> None:
-        idle = is_idle(self.state, self.facts)
-        model = self.state.model
-        if model is not None and not model.job and idle and self.now.monotonic_s >= model.retry_s:
-            self._begin(NewModel(model.content), (model.command,) if model.command else ())
-            return
-        if self._has_view_changed():
-            self._set(held_back=None)
-            return
-        due = find_due(self.now, self.settings, self.state, self.facts) if idle else None
-        self._set(held_back=due.held_back if due is not None and due.kind is None else None)
-        if due is None:
-            return
-        self._report_cap(due.is_capped)
-        if isinstance(due.kind, Switch):
-            self._load(due.kind)
-        elif due.kind is not None:
-            self._begin(due.kind)
+        same_view = not self._has_view_changed()
+        due = Due()
+        if is_idle(self.state, self.facts):
+            model = self.state.model
+            if model is not None and not model.job and self.now.monotonic_s >= model.retry_s:
+                self._begin(NewModel(model.content), (model.command,) if model.command else ())
+                return
+            due = find_due(self.now, self.settings, self.state, self.facts)
+        self._set(held_back=due.held_back)
+        self._report_cap(due)
+        if due.kind is not None and same_view:
+            if isinstance(due.kind, Switch):
+                self._load(due.kind)
+            else:
+                self._begin(due.kind)
 
     def _has_view_changed(self) -> bool:
         """Return True if a camera's view has changed since the last look: the collected frames are of another one."""
@@ -224,13 +233,14 @@ class _Turn:
             self._act(act.RestartCollection())
         return True
 
-    def _report_cap(self, is_capped: bool) -> None:
+    def _report_cap(self, due: Due) -> None:
         """Report once that there were too many jobs today: the scene needs a person."""
-        hindrance = self.state.held_back
-        if is_capped and not self.state.is_cap_reported and hindrance is not None and hindrance.code == CAP:
-            error = AgentError(hindrance.code, hindrance.found, "a scene that settles", hindrance.remedy)
-            self._act(act.Report(error))
-        self._set(is_cap_reported=is_capped)
+        if due.capped is not None and not self.state.is_cap_reported:
+            self._set(is_cap_reported=True)
+            found, remedy = due.capped.found, due.capped.remedy
+            self._act(act.Report(AgentError(due.capped.code, found, "a scene that settles", remedy)))
+        elif self.state.memory.restraint.is_below_cap(self.now.monotonic_s, self.settings.recalibration.per_day):
+            self._set(is_cap_reported=False)
 
     # A job begins.
 
@@ -417,7 +427,7 @@ class _Turn:
             return False
         self._withdraw_model(reason)
         self._set(model=None)
-        self._act(act.DropModel())
+        self._act(act.DropModel(model.command))
         error = AgentError(CANCELLED, reason, "a delivery that may run to its end", "send the command again")
         self._act(act.Answer(model.command, error))
         return True
@@ -441,7 +451,7 @@ class _Turn:
         if model.command:
             self._set(model=None)
             # Unless the model cannot be served, the received file stays, so that sending it again costs no transfer.
-            self._act(act.DropModel(for_good=cause is Cause.UNSERVABLE))
+            self._act(act.DropModel(model.command, for_good=cause is Cause.UNSERVABLE))
         else:
             retry_s = self.now.monotonic_s + _RETRY_S
             self._set(model=None if own else replace(model, job="", retry_s=retry_s))
@@ -469,6 +479,7 @@ class _Turn:
         if isinstance(job.kind, NewModel):
             self._enter(JobState.BUILDING, 0)
         else:
+            self._act(act.ReportSelection(self._job))
             self._enter(JobState.CALIBRATING, _COLLECTED_PERCENT)
         self._change_job(job.id, child_since_s=self.now.monotonic_s)
         self._act(act.HandOver(self._job))
@@ -533,10 +544,12 @@ class _Turn:
         if job is None or job.id != event.job:
             return
         self._change_job(job.id, child_since_s=None)
-        if event.verdict is not None and not isinstance(job.kind, RaisedPrecision):  # which gains otherwise
-            self._act(act.LearnGain(event.verdict))
+        if event.verdict is not None:
+            self._change_job(job.id, fidelity=event.verdict.fidelity)
+            if not isinstance(job.kind, RaisedPrecision):  # which gains otherwise
+                self._act(act.LearnGain(event.verdict))
         if error is None:
-            self._act(act.Load(job, event.artefact))
+            self._act(act.Load(self._job, event.artefact))
             return
         if isinstance(job.kind, NewModel) and cause_of(error) not in (Cause.ANSWERS, Cause.BOARD):
             found = f"the model's file has changed, and cannot be served: {error.code}: {error.found}"
@@ -583,13 +596,19 @@ class _Turn:
         self._set(trial=None)
         self._act(act.Commit(job))
         if isinstance(job.kind, NewModel):  # it stays on trial until this run ends: what follows is of another model
-            delivered = self.state.model is not None and bool(self.state.model.command)
             self._set(needs_new_run=True)
-            if delivered:
-                self._act(act.InstallModel())
+            if self.state.model is not None and self.state.model.command:
+                self._act(act.InstallModel(self.state.model.command))
             return
         self._set(unsaved=None)
         self._act(act.MakeCurrent(job, trial.artefact))
+
+    def _made_current(self, identity: str, artefact: str) -> None:
+        job, unsaved = self.state.job, self.state.unsaved
+        if unsaved is not None and unsaved.job.id == identity:
+            self._set(unsaved=None)
+        elif job is not None and job.id == identity:
+            self._succeed(artefact)
 
     def _candidate_left(self, event: fact.CandidateLeft) -> None:
         job, trial, _ = self._on_trial(event.job)
@@ -597,9 +616,10 @@ class _Turn:
             return
         if trial.serves:
             self._act(act.BackInService(event.ts))
-        self._act(act.ReportRollback(job, event.error, event.ts, event.waited))
+        rollback = act.ReportRollback(job, event.error, event.ts, event.waited)
+        self._act(rollback)
         if not job.kind.is_proven:
-            self._act(act.Reject(job, trial.artefact, event.error, rolled_back=True))
+            self._act(act.Reject(job, trial.artefact, event.error, rollback))
         self._fail(event.error, rolled_back=True)
         if cause_of(event.error) not in (Cause.RECALLED, Cause.CANCELLED):  # it has failed by itself
             self._count_rollback()
@@ -635,10 +655,10 @@ class _Turn:
 
     # A job ends.
 
-    def _succeed(self, artefact: str, fidelity: float | None) -> None:
+    def _succeed(self, artefact: str) -> None:
         job = self._job
         self._set(job=None, last_error=None, is_untidy=True, clears_rollbacks=job.kind.trigger is Trigger.COMMAND)
-        self._act(act.End(job, JobState.COMMITTED, result={"artefact": artefact, "fidelity": fidelity}))
+        self._act(act.End(job, JobState.COMMITTED, result={"artefact": artefact, "fidelity": job.fidelity}))
 
     def _fail(self, error: TaredError, rolled_back: bool = False) -> None:
         """End the job with an error, and its recall well: the previous engine serves."""
@@ -771,8 +791,6 @@ class _Turn:
                 self._fail_trial(action.error)
             elif self.state.trial is not None:  # the frame path has gone back already: its event follows
                 self._set(trial=replace(self.state.trial, going_back=False))
-        elif isinstance(action, act.ForgetRegime):
-            self._act(act.Report(error))
         elif self.state.trial is not None and isinstance(action, (act.Enter, act.StartTrial)):
             if isinstance(action, act.Enter):
                 self._act(act.DropEngine())
@@ -877,7 +895,7 @@ class _Turn:
         return act.CompareWithRefused(refusal.attempt.scene if refusal is not None else None)
 
     def _compare_with_refused(self) -> None:
-        """Find out whether the latest refusal, and what was raised in vain, hold for the present engine and settings."""
+        """Find out whether the latest refusal, and raises in vain, hold for the present engine and settings."""
         if self.facts.raising != self.state.memory.raised_under:
             self._set(memory=replace(self.state.memory, raised={}, raised_under=self.facts.raising))
         if self.facts.settings != self.state.compared:

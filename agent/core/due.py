@@ -60,25 +60,25 @@ _SET_S = 1_735_689_600.0  # 1 January 2025, UTC: a clock before that has not bee
 class Due:
     """The kind of job that may start now, or else what holds back the most urgent one; neither where none is due.
 
-    is_capped: There were too many jobs today for one that is due.
+    capped: The hindrance of one for which there were too many jobs today.
     """
 
     kind: Kind | None = None
     held_back: Hindrance | None = None
-    is_capped: bool = False
+    capped: Hindrance | None = None
 
 
 def find_due(now: Now, settings: Config, state: State, facts: Facts) -> Due:
     """Return the most urgent job that nothing holds back."""
     held_back: Hindrance | None = None
-    is_capped = False
+    capped: Hindrance | None = None
     for kind in _wanted(now, settings, state, facts):
         hindrance = _hindrance(kind, now, settings, state, facts)
         if hindrance is None:
-            return Due(kind, held_back, is_capped)
+            return Due(kind, held_back, capped)
         held_back = held_back or hindrance
-        is_capped |= hindrance.code == CAP
-    return Due(None, held_back, is_capped)
+        capped = hindrance if hindrance.code == CAP else capped
+    return Due(None, held_back, capped)
 
 
 def _wanted(now: Now, settings: Config, state: State, facts: Facts) -> Iterator[Kind]:

@@ -5,8 +5,8 @@ The executor gathers them. An *event* is one thing that has happened; `Facts` sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -89,6 +89,13 @@ class Facts:
     probation: ProbationNow | None = None
     offline: Sequence[Offline] = ()
     detects: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """The daemon serves. rolled_back: candidates that were on probation when the previous process ended."""
+
+    rolled_back: int
 
 
 @dataclass(frozen=True)
@@ -238,6 +245,14 @@ class CandidateKept:
 
 
 @dataclass(frozen=True)
+class MadeCurrent:
+    """`current` leads to the job's engine."""
+
+    job: str
+    artefact: str
+
+
+@dataclass(frozen=True)
 class CandidateLeft:
     """The previous engine serves again, from the frame of capture time `ts` on; None: no more frames came.
 
@@ -266,7 +281,8 @@ class Failed:
 
 
 Event: TypeAlias = (
-    Tick
+    Started
+    | Tick
     | Asked
     | AskedToCancel
     | AskedToGoBack
@@ -285,6 +301,7 @@ Event: TypeAlias = (
     | Loaded
     | CandidateServes
     | CandidateKept
+    | MadeCurrent
     | CandidateLeft
     | TrialEnded
     | Failed

@@ -1,7 +1,7 @@
 """The kinds of job: what asks for each, and what it carries with it.
 
-A *recalibration* collects frames, and its child process makes a candidate of them. A *trial of a model* builds the float
-reference of a new model. An *exchange* puts an engine in service that has served before.
+A recalibration collects frames, and its child process makes a candidate of them. For a new model the child builds the
+float reference. Switch and rollback put an engine in service that has served before.
 
 On the wire and in the journal a kind is its `Trigger`, with `Kind.request`.
 """
@@ -176,6 +176,19 @@ class NewModel(Kind):
     @property
     def request(self) -> dict[str, JsonValue]:
         return {"content": self.content}
+
+
+@dataclass(frozen=True)
+class Rebuild(Kind):
+    """A start builds an engine for the present runtime. instead_of: the artefact that `current` led to."""
+
+    instead_of: str
+    trigger = Trigger.RUNTIME
+    collects = False
+
+    @property
+    def request(self) -> dict[str, JsonValue]:
+        return {"instead_of": self.instead_of}
 
 
 @dataclass(frozen=True)

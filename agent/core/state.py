@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from agent.core.kinds import Kind
 
 if TYPE_CHECKING:
-    from agent.common.errors import AgentError
     from agent.monitoring.drift import Regime
     from calibrate.errors import TaredError
 
@@ -155,6 +154,7 @@ class Job:
         waits: Why it stands still for want of headroom; empty while it goes on.
         frames: To collect.
         max_loss: Largest accepted loss, which probation goes by as the verdict has; None: as configured.
+        fidelity: Of the candidate, by its verdict; None before, and for an engine that has served before.
         attempt: What the candidate comes of, once the frames are handed over; None where a refusal says nothing of it.
         counts: Frames collected, and informative ones of those that judge, up to the numbers that are needed.
         until_s: When its collection ends in vain, unless a frame comes that counts.
@@ -171,6 +171,7 @@ class Job:
     waits: str = ""
     frames: int = 0
     max_loss: float | None = None
+    fidelity: float | None = None
     attempt: Attempt | None = None
     counts: tuple[int, int] = (0, 0)
     until_s: float = math.inf

@@ -36,8 +36,10 @@ from agent.contract.commands import (
     SwitchArgs,
 )
 from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, write_upload
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.control.reasons import explain
+from agent.core import facts as fact
+from agent.core.due import stopped_by
 from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, least_faithful
 from agent.results.preview import Preview
@@ -57,28 +59,29 @@ _SNAPSHOT_PERIOD_S = 1.0
 
 
 def engine_handlers(
-    operations: Operations, deliveries: Sequence[FileReceiver[Any]] = (), preview: Preview | None = None
+    executor: Executor, deliveries: Sequence[FileReceiver[Any]] = (), preview: Preview | None = None
 ) -> dict[str, Handler]:
     """Return the handlers of the commands that concern engines and jobs.
 
     deliveries: what `cancel` ends as well. preview: what `status` reports as well.
     """
     return {
-        "status": partial(_status, operations, preview),
-        "recalibrate": partial(_recalibrate, operations),
-        "rollback": partial(_roll_back, operations),
-        "cancel": partial(_cancel, operations, deliveries),
-        "switch": partial(_switch, operations),
-        "policy": partial(_policy, operations),
+        "status": partial(_status, executor, preview),
+        "recalibrate": partial(_recalibrate, executor),
+        "rollback": partial(_roll_back, executor),
+        "cancel": partial(_cancel, executor, deliveries),
+        "switch": partial(_switch, executor),
+        "policy": partial(_policy, executor),
     }
 
 
-def _status(operations: Operations, preview: Preview | None, _args: StatusArgs, progress: CommandProgress) -> None:
+def _status(executor: Executor, preview: Preview | None, _args: StatusArgs, progress: CommandProgress) -> None:
     """Return the status; of several cameras, the state of the least faithful one is at the top level too."""
-    service, pipeline = operations.service, operations.pipeline
-    states, job = pipeline.observer.states(), operations.job
-    camera, reasons = least_faithful(states), explain(operations, states)
+    service, pipeline, watch, state = executor.service, executor.pipeline, executor.watch, executor.state
+    states, job = pipeline.observer.states(), state.job
+    camera, reasons = least_faithful(states), explain(executor, states)
     cameras: dict[str, JsonValue] = {name: _camera_status(pipeline.feeds[name], states[name]) for name in states}
+    stopped = stopped_by(executor.now, executor.config, state)
     progress.succeed(
         {
             "engine": service.serving.id,
@@ -91,13 +94,13 @@ def _status(operations: Operations, preview: Preview | None, _args: StatusArgs, 
             "frames": pipeline.served,
             **_camera_status(pipeline.feeds[camera], states[camera]),
             **({"cameras": cameras} if len(cameras) > 1 else {}),
-            "regimes": len(operations.regimes.artefacts),
-            "regime_artefacts": list(operations.regimes.artefacts),
-            "policy": operations.policies.summary(operations.swap.candidate or service.serving.id),
-            "policies": operations.policies.summaries(),
+            "regimes": len(watch.regimes.artefacts),
+            "regime_artefacts": list(watch.regimes.artefacts),
+            "policy": watch.policies.summary(state.candidate or service.serving.id),
+            "policies": watch.policies.summaries(),
             "observer": states[camera].outage or "observing",
-            "automatic": not operations.stopped_by,
-            "stopped_by": operations.stopped_by,
+            "automatic": not stopped,
+            "stopped_by": stopped,
             "job": job.as_dict() if job is not None else None,
             "preview": preview.as_dict() if preview is not None else None,
         }
@@ -117,86 +120,39 @@ def _camera_status(feed: Feed, state: CameraState) -> dict[str, JsonValue]:
     }
 
 
-def _recalibrate(operations: Operations, args: RecalibrateArgs, progress: CommandProgress) -> None:
+def _recalibrate(executor: Executor, args: RecalibrateArgs, progress: CommandProgress) -> None:
     if args.method is not None:
         parse_method(args.method)
-    outage = next(iter(operations.pipeline.observer.states().values())).outage
-    if outage:
-        found = f"nothing is observed now: {outage}"
-        raise CommandError(
-            "command.observer", found, "observed frames to collect", "see the events, then send the command again"
-        )
-    if not operations.recalibrate(progress, args):
-        _check_not_stuck(operations)
-        found = f"a job at {job.description}" if (job := operations.job) is not None else "a swap under way"
-        raise CommandError("command.busy", found, "one job at a time", "wait for its end, then send the command again")
+    executor.recalibrate(progress, args)
 
 
-def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandProgress) -> None:
-    if operations.recall(progress):
-        return
-    _check_not_swapping(operations)
-    _check_not_stuck(operations)
-    previous = operations.service.store.read("previous")
-    if previous is None:
-        raise CommandError(
-            "command.rollback",
-            "no previous engine",
-            "an engine that served before the present one",
-            "recalibrate instead",
-        )
-    operations.go_back(operations.service.load(previous), progress)
+def _roll_back(executor: Executor, _args: RollbackArgs, progress: CommandProgress) -> None:
+    previous = executor.service.store.read("previous")
+    executor.take(fact.AskedToGoBack(executor.ledger.expect(progress), previous.id if previous is not None else ""))
 
 
 def _cancel(
-    operations: Operations, deliveries: Sequence[FileReceiver[Any]], _args: CancelArgs, progress: CommandProgress
+    executor: Executor, deliveries: Sequence[FileReceiver[Any]], _args: CancelArgs, progress: CommandProgress
 ) -> None:
     ended = [delivery.end("the operator cancels it") for delivery in deliveries]
-    if operations.cancel() or any(ended):
-        progress.succeed()
-    elif not operations.recall(progress):
-        _check_not_swapping(operations)
-        raise CommandError(
-            "command.nothing", "no running job", "a job, a delivery or a probation", "ask for the status first"
-        )
+    executor.take(fact.AskedToCancel(executor.ledger.expect(progress), any(ended)))
 
 
-def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress) -> None:
-    _check_not_swapping(operations)
-    _check_not_stuck(operations)
-    service = operations.service
-    if args.regime == service.serving.id:
-        raise CommandError("command.switch", "the regime in service", "another one", "ask for the status first")
-    if args.regime not in operations.regimes.artefacts:
-        known = ", ".join(operations.regimes.artefacts) or "a known regime; none is known yet"
-        raise CommandError("command.switch", f"no regime '{args.regime}'", known, "ask for the status first")
-    operations.switch(service.load(service.store.find(args.regime)), progress)
+def _switch(executor: Executor, args: SwitchArgs, progress: CommandProgress) -> None:
+    executor.take(fact.AskedToSwitch(executor.ledger.expect(progress), args.regime))
 
 
-def _policy(operations: Operations, args: PolicyArgs, progress: CommandProgress) -> None:
+def _policy(executor: Executor, args: PolicyArgs, progress: CommandProgress) -> None:
     """Engines that have a policy are known as well, though they are no regime any more."""
-    policies, candidate = operations.policies, operations.swap.candidate
-    serving = [operations.service.serving.id, *([candidate] if candidate is not None else [])]
-    known = dict.fromkeys([*serving, *operations.regimes.artefacts, *policies.summaries()])
+    watch, candidate = executor.watch, executor.state.candidate
+    serving = [executor.service.serving.id, *([candidate] if candidate is not None else [])]
+    known = dict.fromkeys([*serving, *watch.regimes.artefacts, *watch.policies.summaries()])
     if args.artefact not in known:
         found = f"no regime '{args.artefact}', and it does not serve"
         raise CommandError("command.policy", found, ", ".join(known), "ask for the status first")
     if args.sets or args.like is not None or args.clear:
-        operations.set_policy(args)
-    progress.succeed({"artefact": args.artefact, "policy": policies.document(args.artefact)})
-
-
-def _check_not_swapping(operations: Operations) -> None:
-    if operations.swap.is_active:
-        raise CommandError(
-            "command.busy", "a swap under way", "one swap at a time", "send the command again in a moment"
-        )
-
-
-def _check_not_stuck(operations: Operations) -> None:
-    if operations.pipeline.loop.is_stuck:
-        found = "a candidate that still hangs and holds its memory"
-        raise CommandError("command.busy", found, "one candidate at a time", "wait for its end, or restart the daemon")
+        watch.set_policy(args)
+    progress.succeed({"artefact": args.artefact, "policy": watch.policies.document(args.artefact)})
 
 
 @dataclass

@@ -23,11 +23,11 @@ from agent.common.http.addresses import is_loopback
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.control.summary import RunSummary
+from agent.core.kinds import Trigger
 from agent.daemon.review import Panel, read_labels, review
 from agent.daemon.supervisor import Supervisor
-from agent.jobs.job import MODEL
 from agent.models.external_data import external_names
 from agent.models.model import Model, open_model, read_plan, slower_here
 from agent.models.model_watch import content_of
@@ -128,11 +128,11 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
                 unused_plan,
                 preview,
             )
-            set_metrics_source(supervisor.operations, link)
+            set_metrics_source(supervisor.executor, link)
             return supervisor.run()
 
         summary = serve()
-        while summary.stopped_by == MODEL:
+        while summary.stopped_by == Trigger.MODEL:
             notify_service_manager("WATCHDOG=1")
             try:
                 content, model, unused_plan = _open_model(config)
@@ -277,7 +277,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
 
 
 @contextmanager
-def _open_metrics(config: Config) -> Iterator[Callable[[Operations, MqttLink | None], None]]:
+def _open_metrics(config: Config) -> Iterator[Callable[[Executor, MqttLink | None], None]]:
     """Yield `DaemonMetrics.set_source`; without metrics.port nothing is loaded, and nothing happens."""
     if config.metrics.port is None:
         yield lambda *_: None

@@ -2,7 +2,7 @@
 
 `Supervisor.__init__` opens the engine, the frame path, the control of engines and jobs, and the inbox of commands.
 `run` is the loop. Ten times a second it runs what other threads have handed to the main thread, receives messages, lets
-Operations decide, and reports the state.
+the Executor act as agent.core decides, and reports the state.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
 from agent.contract.events import Part
 from agent.contract.messages import Birth
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.control.reasons import explain
 from agent.control.summary import CameraSummary, RunSummary
+from agent.core import facts as fact
+from agent.core.kinds import Trigger
 from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
 from agent.daemon.inbox import CommandInbox
 from agent.daemon.status import StatusReporter
-from agent.jobs.job import MODEL
 from agent.jobs.recovery import CrashRecovery
 from agent.labelling.sampling import FrameSampler
 from agent.labelling.store import LabelStore
@@ -100,7 +101,7 @@ class StartupProgress:
 class Supervisor:
     """One run of the daemon.
 
-    Everything in here, and in Operations, happens in the thread that calls `run`; other threads hand it functions.
+    Everything in here, and in Executor, happens in the thread that calls `run`; other threads hand it functions.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Supervisor:
                 another content ends the run.
             authority: Decides whose commands count; None admits everybody.
             results: Receives every answer.
-            unused_plan: As for Operations.
+            unused_plan: As for Executor.
             preview: Shows the newest answers.
 
         Raises CameraError, ConfigError, EngineError for what cannot start, before anything runs.
@@ -156,7 +157,7 @@ class Supervisor:
             OSError,
             "jobs and swaps moved on",
             lambda error: self._on_part("control", error),
-            lambda error: self.operations.fail_job(error),
+            lambda error: self.executor.take(fact.DecisionFailed(error)),
         )
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
         past = CrashRecovery(config.state_dir, reporter)
@@ -178,17 +179,17 @@ class Supervisor:
             lambda error: self._main_thread.put(lambda: self._on_part("observer", error)),
             lambda error: self._main_thread.put(lambda: self._on_part("answers", error)),
             StartupProgress("reference", reporter, self._on_building, self._main_thread.put, clock),
-            lambda mismatch: self._main_thread.put(lambda: self.operations.distrust_reference(mismatch)),
+            lambda mismatch: self._main_thread.put(lambda: self.executor.distrust_reference(mismatch)),
             [part.offer for part in (results, preview) if part is not None],
             clock,
         )
         self._draw_for_labels(model)
         self._results = results
         self._preview = preview
-        self.operations = Operations(
+        self.executor = Executor(
             config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan, clock
         )
-        show = self.operations.policies.show
+        show = self.executor.watch.policies.show
         if results is not None:
             results.show = show
             results.on_change = lambda name, error: self._main_thread.put(
@@ -202,7 +203,7 @@ class Supervisor:
                 show,
             )
             preview.permit(config.privacy.preview)
-        self._status = StatusReporter(self.operations, results)
+        self._status = StatusReporter(self.executor, results)
         self._history = History(
             config.state_dir, lambda error: reporter.error(error, part="history"), self._pipeline.is_live
         )
@@ -252,7 +253,7 @@ class Supervisor:
             reserve_bytes,
             run_in_main_thread,
             ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
-            self.operations.new_model.deliver,
+            self.executor.try_model,
             self._clock,
         )
         calibrations = FileReceiver(
@@ -260,14 +261,14 @@ class Supervisor:
             reserve_bytes,
             run_in_main_thread,
             calibration_admission(lambda: self._service.model),
-            self.operations.try_calibration,
+            self.executor.try_calibration,
             self._clock,
         )
         deliveries = (models, calibrations)
         handlers: dict[str, Handler] = {
-            **engine_handlers(self.operations, deliveries, self._preview),
+            **engine_handlers(self.executor, deliveries, self._preview),
             **BoardHandlers(
-                settings, self._pipeline, link, self._stop, self.operations.policies.show, self._clock
+                settings, self._pipeline, link, self._stop, self.executor.watch.policies.show, self._clock
             ).handlers,
             "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
             "model": models.start,
@@ -280,7 +281,7 @@ class Supervisor:
 
         Raises what stopped the frame path, after everything else has been stopped cleanly.
         """
-        self.operations.start(self._rolled_back)
+        self.executor.start(self._rolled_back)
         if self._watch is not None:
             self._watch.start()
         with handling_signals(self._on_signal):
@@ -293,12 +294,12 @@ class Supervisor:
             finally:
                 if self._watch is not None:
                     self._watch.stop()
-                if self._stop_reason != MODEL:  # after which the daemon goes on
+                if self._stop_reason != Trigger.MODEL:  # after which the daemon goes on
                     notify_service_manager("STOPPING=1")
                     if self._link is not None:
                         self._link.set_state("stopping")
                 self._pipeline.stop()
-                self.operations.stop(self._stop_reason or "the source has ended")
+                self.executor.stop(self._stop_reason or "the source has ended")
                 if self._inbox is not None:
                     self._inbox.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
@@ -306,7 +307,7 @@ class Supervisor:
                 self._results.flush()
             self._receive()  # a swap that only the end of the stream completed
             self._apply_labels()
-        return self._summarise(self.operations.summary)
+        return self._summarise(self.executor.summary)
 
     def _serve(self, bar: Task) -> None:
         """Serve until the frames have ended, and the job that had enough of them for a verdict."""
@@ -322,9 +323,9 @@ class Supervisor:
         self._apply_labels()
         self._pipeline.poll()
         with self._deciding.may_fail():
-            self.operations.tick(self._pipeline.observer.states())
-        if self.operations.new_model.needs_new_run:
-            self._stop(MODEL)
+            self.executor.tick(self._pipeline.observer.states())
+        if self.executor.state.needs_new_run:
+            self._stop(Trigger.MODEL.value)
         if self._pipeline.pulse != self._pinged:
             self._pinged = self._pipeline.pulse
             notify_service_manager("WATCHDOG=1")
@@ -335,7 +336,7 @@ class Supervisor:
         """Report the state wherever it is shown."""
         if self._pipeline.served and self._history.is_due(self._pipeline.last_ts):
             self._history.add(self._pipeline.last_ts, self._status.history(states))
-        reasons = explain(self.operations, states)
+        reasons = explain(self.executor, states)
         if self._link is not None:
             self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)
         line = self._status.progress_line(states, self._built_percent)
@@ -348,8 +349,9 @@ class Supervisor:
     def _goes_on_without_frames(self) -> bool:
         """Return True while a job needs no more frames; one that collects makes do with those of a recording."""
         if self._has_whole_recordings:
-            return self.operations.end_collection()
-        return self.operations.jobs.is_building
+            return self.executor.end_collection()
+        job = self.executor.state.job
+        return job is not None and job.child_since_s is not None
 
     def _summarise(self, summary: RunSummary) -> RunSummary:
         """Fill in what the frames have shown. With several cameras, fidelity is that of the least faithful one."""
@@ -365,9 +367,9 @@ class Supervisor:
         summary.live_accuracy = cameras[camera].live_accuracy
         summary.cameras = cameras if len(cameras) > 1 else {}
         summary.stopped_by = self._stop_reason
-        reasons = explain(self.operations, states)
+        reasons = explain(self.executor, states)
         summary.degraded, summary.held_back = reasons.degraded, reasons.held_back
-        summary.jobs = self.operations.job_summaries
+        summary.jobs = self.executor.jobs
         summary.results_dropped = self._results_dropped
         return summary
 
@@ -401,7 +403,7 @@ class Supervisor:
             set_log_level(config.log_level)
         self._config = config
         self._telemetry.set_period(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
-        self.operations.configure(config)
+        self.executor.configure(config)
         if self._preview is not None:
             self._preview.permit(config.privacy.preview)
         if self._inbox is not None:
@@ -432,7 +434,7 @@ class Supervisor:
             self._reporter.event("preview", state="open", address=address)
 
     def _on_model(self, content: str) -> None:
-        self._main_thread.put(lambda: self.operations.new_model.content_changed(content))
+        self.executor.post(fact.ModelChanged(content))
 
     def _on_building(self, percent: int, _doing: str) -> None:
         self._built_percent = percent

@@ -13,7 +13,7 @@ from agent.common.errors import AgentError, CommandError
 from agent.common.schema import Strict
 from agent.contract.commands import CalibrationArgs, LogLevelArgs, ModelArgs, RecalibrateArgs, SetArgs, SwitchArgs
 from agent.contract.messages import Accuracy
-from agent.jobs.job import JobState
+from agent.core.state import JobState
 from calibrate.threshold import parse_method
 from fleet.simulator.context import BoardContext
 from fleet.simulator.engines import cancelled
