@@ -30,7 +30,7 @@ from agent.serving.pipeline import Pipeline
 from agent.serving.trial import Probation, TrialEvents
 from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
-from engines.store.artefact import read_artefact
+from engines.store.artefact import Artefact, read_artefact
 
 Post = Callable[[fact.Event], None]  # takes an event to the executor, from any thread
 
@@ -69,6 +69,7 @@ class EngineExchange:
     policies: Policies
     clock: Clock = SYSTEM_CLOCK
     verdict: Verdict | None = field(default=None, init=False)
+    _artefact: Artefact | None = field(default=None, init=False)  # the latest that was loaded
     _loaded: LoadedEngine | None = field(default=None, init=False)
     _trial: _OnTrial | None = field(default=None, init=False)
     _kept: _OnTrial | None = field(default=None, init=False)  # the latest that was kept, until the disk has it
@@ -81,7 +82,8 @@ class EngineExchange:
             read_artefact(Path(action.artefact), service.store.key) if is_built else service.store.find(action.artefact)
         )
         load = service.load_float if isinstance(job.kind, NewModel) else service.load
-        loaded = self._loaded = load(artefact)
+        self._artefact, loaded = artefact, load(artefact)
+        self._loaded = loaded
         if not is_built:
             self.verdict = None
         lowers = bool(service.plan.floats.keys() - loaded.model.plan.floats.keys())
@@ -200,12 +202,13 @@ class EngineExchange:
 
     def reject(self, action: act.Reject) -> None:
         """Remove the candidate before the journal has the end: the next process would not come back to it."""
-        trial, error = self._on_trial, action.error
+        error = action.error
         why: dict[str, Any] = {"trigger": action.job.kind.trigger.value, "reason": error.code}
         if action.rollback is not None:
-            why = _event_detail(self._rollback(trial, action.rollback))
+            why = _event_detail(self._rollback(self._on_trial, action.rollback))
+        assert self._artefact is not None, "it was loaded"
         with self.reporter.reporting_errors():
-            self.service.reject(trial.loaded.artefact, {**why, "found": error.found})
+            self.service.reject(self._artefact, {**why, "found": error.found})
 
     def _rollback(self, trial: _OnTrial, action: act.ReportRollback) -> Rollback:
         probation, error = trial.probation, action.error

@@ -188,11 +188,16 @@ class Executor:
         decision = decide(self.now, self.config, self.state, self.facts(event, states), event)
         self.state = decision.state
         for action in decision.actions:
-            try:
-                self._do[type(action)](action)
-            except TaredError as error:
-                self._events.appendleft(fact.Failed(action, error))
+            if not self._has_done(action):
                 return
+
+    def _has_done(self, action: act.Action) -> bool:
+        try:
+            self._do[type(action)](action)
+        except TaredError as error:
+            self._events.appendleft(fact.Failed(action, error))
+            return False
+        return True
 
     def facts(self, event: fact.Event, states: CameraStates | None = None) -> fact.Facts:
         """Gather the facts as of now."""

@@ -137,7 +137,7 @@ class EndChild:
 
 @dataclass(frozen=True)
 class Load:
-    """Load an engine for the job; `Loaded` follows. artefact: the id of one in the store, or the folder of a built one."""
+    """Load an engine for the job; `Loaded` follows. artefact: the id of one in the store, or the folder of a new one."""
 
     job: Job
     artefact: str

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from agent.core.kinds import Kind
 
 if TYPE_CHECKING:
@@ -188,9 +190,9 @@ class Job:
         """State, progress and reason to wait, for displays."""
         return f"{self.state.value} {self.percent} %" + (f", waits: {self.waits}" if self.waits else "")
 
-    def as_dict(self) -> dict[str, str | int]:
+    def as_dict(self) -> dict[str, JsonValue]:
         """Return the job as `status` reports it."""
-        document = {"id": self.id, "trigger": self.kind.trigger.value, "state": self.state.value}
+        document: dict[str, JsonValue] = {"id": self.id, "trigger": self.kind.trigger.value, "state": self.state.value}
         return {**document, "percent": self.percent, **({"waits": self.waits} if self.waits else {})}
 
 

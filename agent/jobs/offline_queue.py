@@ -1,7 +1,7 @@
 """Look at the work that the owner has made offline, which a first calibration begins with.
 
-`OfflineQueue` reads what `start` and `calibration.file` name, once. An attempt is the content of the files together with
-the settings of the candidate; the journal of jobs remembers which were made in vain.
+`OfflineQueue` reads what `start` and `calibration.file` name, once. An attempt is the content of the files together
+with the settings of the candidate; the journal of jobs remembers which were made in vain.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from agent.jobs.limits import REFUSED, AutomationLimits, PrecisionAttempts
+from agent.jobs.refusal import Attempt, RefusalMemory
 from device import TOPICS
 from merge_bench import calibration_of, counted, frames_of
 
@@ -24,8 +26,6 @@ from agent.config import CommandsConfig, Config
 from agent.contract.commands import Release
 from agent.contract.messages import Birth
 from agent.jobs.job import JobJournal
-from agent.jobs.limits import REFUSED, AutomationLimits, PrecisionAttempts
-from agent.jobs.refusal import Attempt, RefusalMemory
 from agent.monitoring.estimates import FidelityRecord
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.history import History, HistoryRow, read_history

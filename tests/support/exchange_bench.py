@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from agent.control.swap import EngineSwap
 from raising_world import config_in
 from turned_clock import TurnedClock
 from unexpected import unexpected
@@ -18,7 +19,6 @@ from agent.common.errors import AgentError
 from agent.contract.messages import Birth
 from agent.control.policies import Policies
 from agent.control.summary import RunSummary
-from agent.control.swap import EngineSwap
 from agent.jobs.job import JobTracker
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates

@@ -18,7 +18,8 @@ from worlds import make_world
 
 from agent.commands.log import MOST_ROWS, CommandLog
 from agent.contract.commands import CommandResult
-from agent.jobs.job import JobJournal, JobState
+from agent.core.state import JobState
+from agent.jobs.job import JobJournal
 
 WARM_UP = 20  # jobs after which all that is kept for good is there
 ANSWERED = 12_000  # frames after which the memory of answers, for which labels may come, is full

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from authority_bench import Board
 from device import NOW, Device, payload
 from drift_bench import regime
@@ -29,8 +30,8 @@ from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
 from agent.contract.commands import CommandResult
 from agent.control.policies import Policies
-from agent.jobs.job import JobJournal, JobState
-from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
+from agent.core.state import JobState
+from agent.jobs.job import JobJournal
 from agent.labelling.store import LabelStore
 from agent.monitoring.camera_monitor import CameraMonitor, Spending
 from agent.monitoring.drift import Regime

@@ -59,9 +59,9 @@ def test_memory_freed_below_kept_memory_goes_back() -> None:
 def test_memory_goes_back_once_after_each_job(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[str] = []
     monkeypatch.setattr(desks, "release_free_memory", lambda: given_back.append(job_desk.service.serving.id))
-    job_desk.operations.tick({"camera": job_desk.state})  # what the start took
+    job_desk.executor.tick({"camera": job_desk.state})  # what the start took
     job_desk.recalibrate()
     for _ in range(3):
-        job_desk.operations.tick({"camera": job_desk.state})
+        job_desk.executor.tick({"camera": job_desk.state})
     (_, after) = given_back
     assert after == job_desk.other.id

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from exchange_bench import Bench as SwapBench
 from exchange_bench import bench
-from operations_bench import Desk, desk
+from executor_bench import Desk, desk
 from results_bench import CONFIG, SPEC, detections, served
 
 from agent.camera.config import CameraConfig
@@ -170,7 +170,7 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
 
     def order(**arguments: Any) -> dict[str, Any]:
         args = PolicyArgs.model_validate({"artefact": at.raised.id, **arguments})
-        engine_handlers(at.operations)["policy"](args, CommandProgress("c1", at.results.append))
+        engine_handlers(at.executor)["policy"](args, CommandProgress("c1", at.results.append))
         assert at.results[-1].result is not None
         return at.results[-1].result
 
@@ -179,8 +179,8 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
     assert f"policy {{'artefact': '{at.raised.id}', 'policy': {{'score_threshold': 0.5}}}}" in at.events
     with pytest.raises(CommandError, match=r"command\.policy.*no regime 'dusk', and it does not serve"):
         order(artefact="dusk", score_threshold=0.5)
-    policies = at.operations.policies
+    policies = at.executor.policies
     policies.set(PolicyArgs(artefact="0" * 16, score_threshold=0.5))
-    at.operations._registry._is_untidy = True
+    at.executor._registry._is_untidy = True
     at.tick()
     assert [*policies.summaries()] == [at.raised.id]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from agent.control.triggers import Schedule
 from worlds import SPEC
 
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config
-from agent.control.triggers import Schedule
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from agent.jobs.recalibration import CollectionWait
 from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
-from agent.jobs.recalibration import CollectionWait
 
 
 def test_a_slow_camera_has_its_time() -> None:

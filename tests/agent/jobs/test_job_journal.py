@@ -11,8 +11,9 @@ import pytest
 from unexpected import unexpected
 
 from agent.common.errors import AgentError
+from agent.core.state import JobState
 from agent.jobs import job as job_journal
-from agent.jobs.job import JobJournal, JobState
+from agent.jobs.job import JobJournal
 
 WHY = AgentError("recalibration.refused", "found", "expected", "remedy")
 

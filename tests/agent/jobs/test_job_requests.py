@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from device import NOW, Device, payload
-from operations_bench import Desk, ask, desk, refuse_journal
+from executor_bench import Desk, ask, desk, refuse_journal
 from turned_clock import TurnedClock
 from unexpected import unexpected
 
@@ -18,12 +19,22 @@ from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
+from agent.core import facts as fact
+from agent.core.kinds import Scheduled
+from agent.core.state import JobState
 from agent.daemon.status import StatusReporter
-from agent.jobs.job import JobJournal, JobState
+from agent.jobs.headroom import Headroom
+from agent.jobs.job import JobJournal
 from agent.jobs.recovery import CrashRecovery
 from agent.uplink.reporter import Reporter
 
 __all__ = ["desk"]  # the fixture
+
+
+def advance(at: Desk, step: str, percent: int) -> None:
+    """What the job's child says."""
+    assert at.executor.state.job is not None
+    at.executor.take(fact.ChildAdvanced(at.executor.state.job.id, step, percent))
 
 
 def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
@@ -35,7 +46,7 @@ def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
     for command in ("c1", "c2"):
         sent = [result for result in at.results if result.id == command]
         assert [sent[0].status, sent[1].step, sent[-1].status] == ["ACCEPTED", "COLLECTING", "FAILED"]
-    (job,) = at.operations._registry.journal.records()
+    (job,) = at.executor.journal.records()
     assert (job.command_ids, job.state) == (("c1", "c2"), JobState.CANCELLED)
     assert ask(at, "c4", 64), "a new one, once that is over"
 
@@ -43,37 +54,40 @@ def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
 def test_a_job_that_has_its_frames_is_not_joined(desk: Callable[..., Desk]) -> None:
     at = desk()
     assert ask(at, "c1", 64)
-    job = at.operations.jobs.job
-    assert job is not None
-    at.operations.jobs._advance(job, "CALIBRATING", 40)
+    advance(at, "CALIBRATING", 40)
     assert not ask(at, "c2", 64)
 
 
 def test_a_frame_path_that_fails_fails_the_job(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
     at = desk()
     assert ask(at, "c1")
-    monkeypatch.setattr(at.operations.pipeline, "error", OSError("no engine"), raising=False)
-    at.operations.stop("the source has ended")
-    (record,) = at.operations._registry.journal.records()
+    monkeypatch.setattr(at.executor.pipeline, "error", OSError("no engine"), raising=False)
+    at.executor.stop("the source has ended")
+    (record,) = at.executor.journal.records()
     assert record.state is JobState.FAILED
     assert record.error is not None
     assert record.error.code == "swap.stopped"
     assert "no engine" in record.error.found
 
 
-def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(desk: Callable[..., Desk]) -> None:
+def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = desk()
     assert ask(at, "c1")
-    jobs, interval = at.operations.jobs, SimpleNamespace(n=0)
+    interval = SimpleNamespace(n=0)
     feed = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
-    cast(Any, at.operations.pipeline).feeds = {"camera": feed}
-    readings = StatusReporter(at.operations, None)
-    assert jobs.job is not None
+    cast(Any, at.executor.pipeline).feeds = {"camera": feed}
+    readings = StatusReporter(at.executor, None)
     shown = []
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
-        jobs._advance(jobs.job, step, percent)
+        advance(at, step, percent)
         shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
-    jobs.job.tracker.report_waiting("thermal zone at 80 C")
+    monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "thermal zone at 80 C")
+    assert at.executor.state.job is not None
+    working = replace(at.executor.state.job, child_since_s=at.clock.monotonic_s())
+    at.executor.state = replace(at.executor.state, job=working)
+    at.tick()
     shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
     steps = [
         ("COLLECTING", 0),
@@ -92,30 +106,30 @@ def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(desk: Cal
 def test_a_step_that_cannot_follow_ends_the_job_alone(desk: Callable[..., Desk], step: str) -> None:
     at = desk()
     assert ask(at, "c1")
-    job = at.operations.jobs.job
-    assert job is not None
-    at.operations.jobs._advance(job, "BUILDING", 50)
-    assert job.tracker.as_dict()["percent"] == 50
-    at.operations.jobs._advance(job, step, 60)
+    advance(at, "BUILDING", 50)
+    assert at.executor.state.job is not None
+    assert at.executor.state.job.as_dict()["percent"] == 50
+    advance(at, step, 60)
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "recalibration.child"
-    assert at.operations.job is None
-    assert at.operations._registry.journal.records()[-1].state is JobState.FAILED
+    assert at.executor.state.job is None
+    assert at.executor.journal.records()[-1].state is JobState.FAILED
 
 
 def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:
     now = time.strftime("%H:%M", time.localtime(TurnedClock().wall_s()))
     at = desk(schedule=[now], cooldown_s=0.0, raise_precision=False)
     at.tick()
-    job = at.operations.job
+    job = at.executor.state.job
     assert job is not None
-    assert (job.trigger, job.request["due"][-5:]) == ("schedule", now)
+    assert isinstance(job.kind, Scheduled)
+    assert job.kind.due[-5:] == now
     at.cancel()
     at.tick()
-    assert at.operations.job is None
+    assert at.executor.state.job is None
     again = desk(schedule=[now], cooldown_s=0.0, raise_precision=False)
     again.tick()
-    assert again.operations.job is None, "the journal knows"
+    assert again.executor.state.job is None, "the journal knows"
 
 
 @pytest.mark.parametrize(

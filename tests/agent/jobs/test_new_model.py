@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations_bench import Desk, ask, desk, refuse_journal
+from executor_bench import Desk, ask, desk, refuse_journal
 
 from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CommandProgress
@@ -24,8 +24,8 @@ def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk], mon
     at = desk()
     assert ask(at, "c1")
     built: list[Any] = []
-    monkeypatch.setattr(at.operations.jobs, "start", lambda job: built.append(job.tracker))
-    at.operations.new_model.content_changed("another content")
+    monkeypatch.setattr(at.executor.jobs, "start", lambda job: built.append(job.tracker))
+    at.executor.new_model.content_changed("another content")
     at.tick()
     at.tick()
     assert at.results[-1].error is not None
@@ -37,16 +37,16 @@ def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk], mon
 def found_model(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A new content of the model's file is there; the reports of its trials."""
     built: list[Any] = []
-    start = at.operations.jobs.start
+    start = at.executor.jobs.start
 
     def build(job: Job) -> None:
         if job.tracker.trigger == "model":
             built.append(job.tracker)
         start(job)
 
-    monkeypatch.setattr(at.operations.jobs, "start", build)
-    monkeypatch.setattr(at.operations.jobs, "tick", lambda: None)
-    at.operations.new_model.content_changed("another content")
+    monkeypatch.setattr(at.executor.jobs, "start", build)
+    monkeypatch.setattr(at.executor.jobs, "tick", lambda: None)
+    at.executor.new_model.content_changed("another content")
     return built
 
 
@@ -79,10 +79,10 @@ def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
     at = desk()
     built = found_model(at, monkeypatch)
     at.tick()
-    job = at.operations.jobs.job
+    job = at.executor.jobs.job
     assert job is not None
     if code:
-        at.operations.jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
+        at.executor.jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
     else:
         at.cancel()
     assert any(reported in line for line in at.events)
@@ -107,17 +107,17 @@ class Delivered:
         self.lasts = True  # a probation
         staged = StagedModel(self.part, self.served, CommandProgress("m1", self.results.append), self._take_up)
         staged.stage(0)
-        at.operations.new_model.deliver(staged)
+        at.executor.new_model.deliver(staged)
         self.file = staged.file
 
     def _take_up(self) -> None:
         self.taken_up += 1
 
     def ends(self, **outcome: Any) -> None:
-        job = self.at.operations.jobs.job
+        job = self.at.executor.jobs.job
         assert job is not None
         assert (job.staged.file if job.staged is not None else None) == self.file
-        self.at.operations.jobs._finish(job, JobOutcome(**outcome))
+        self.at.executor.jobs._finish(job, JobOutcome(**outcome))
         self.at.tick()
 
     def builds(self) -> None:
@@ -141,11 +141,11 @@ def delivered(desk: Callable[..., Desk], tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_delivered_model_takes_its_place_only_once_the_job_has_passed_it(delivered: Delivered) -> None:
     delivered.at.tick()
     delivered.builds()
-    assert delivered.at.operations.swap.candidate is not None, "it answers live frames"
+    assert delivered.at.executor.swap.candidate is not None, "it answers live frames"
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"before", 0)
     delivered.passes_probation()
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"new", 1)
-    tried = delivered.at.operations.new_model
+    tried = delivered.at.executor.new_model
     tried.content_changed(tried._content)  # the watch has seen it
     assert tried.needs_new_run
     assert delivered.at.service.store.target("current") != delivered.at.raised.id, "that of today's model"
@@ -161,18 +161,18 @@ def test_a_delivered_model_that_the_job_refuses_leaves_what_serves(delivered: De
     assert (delivered.file.exists(), delivered.part.exists()) == (False, kept)
     delivered.at.clock.turn(60.0)
     delivered.at.tick()
-    assert not delivered.at.operations.new_model._is_untried, "the next try is the sender's"
+    assert not delivered.at.executor.new_model._is_untried, "the next try is the sender's"
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_delivered_model_is_cancelled_before_its_trial_and_in_it(delivered: Delivered, begun: bool) -> None:
     if begun:
         delivered.at.tick()
-    assert delivered.at.operations.cancel()
+    assert delivered.at.executor.cancel()
     assert delivered.results[-1].error is not None
     assert "the operator cancels it" in delivered.results[-1].error.message
     delivered.at.tick()
-    assert delivered.at.operations.jobs.job is None or delivered.at.operations.jobs.job.tracker.trigger != "model"
+    assert delivered.at.executor.jobs.job is None or delivered.at.executor.jobs.job.tracker.trigger != "model"
     assert not delivered.file.exists()
     assert delivered.served.read_bytes() == b"before"
 
@@ -184,7 +184,7 @@ def test_a_place_that_refuses_fails_the_job(delivered: Delivered) -> None:
     delivered.builds()
     delivered.passes_probation()
     assert delivered.results[-1].status == "FAILED"
-    assert delivered.at.operations.new_model.needs_new_run, "with the model that is there"
+    assert delivered.at.executor.new_model.needs_new_run, "with the model that is there"
 
 
 @pytest.mark.parametrize("code", ["probation.output", "model.answers"])
@@ -198,12 +198,12 @@ def test_a_delivered_model_that_needs_consent_or_fails_on_live_frames_is_not_tri
         delivered.ends(error=error)
     else:
         delivered.builds()
-        delivered.at.operations.pipeline.loop.roll_back(error)
+        delivered.at.executor.pipeline.loop.roll_back(error)
         delivered.at.tick()
     assert delivered.results[-1].error is not None
     assert delivered.results[-1].error.code == code
     assert (delivered.served.read_bytes(), delivered.part.exists(), delivered.file.exists()) == (b"before", True, False)
-    tried = delivered.at.operations.new_model
+    tried = delivered.at.executor.new_model
     delivered.at.clock.turn(60.0)
     delivered.at.tick()
     assert not tried._is_untried
@@ -211,12 +211,12 @@ def test_a_delivered_model_that_needs_consent_or_fails_on_live_frames_is_not_tri
 
 
 def test_the_owners_consent_reaches_the_job(delivered: Delivered) -> None:
-    delivered.at.operations.new_model.drop("another is sent")
+    delivered.at.executor.new_model.drop("another is sent")
     staged = StagedModel(delivered.part, delivered.served, CommandProgress("m2", lambda _: None), lambda: None, True)
     staged.stage(0)
-    delivered.at.operations.new_model.deliver(staged)
+    delivered.at.executor.new_model.deliver(staged)
     delivered.at.tick()
-    job = delivered.at.operations.jobs.job
+    job = delivered.at.executor.jobs.job
     assert job is not None
     assert job.staged is not None
     assert job.staged.accepted
@@ -230,19 +230,19 @@ def test_a_model_on_probation_that_is_superseded_is_taken_back_and_never_committ
     at = delivered.at
     delivered.at.tick()
     delivered.builds()
-    assert at.operations.swap.candidate is not None
+    assert at.executor.swap.candidate is not None
     if end == "cancelled":
-        assert at.operations.cancel()
+        assert at.executor.cancel()
     elif end == "another":
-        at.operations.new_model.content_changed("a newer content")
+        at.executor.new_model.content_changed("a newer content")
     else:
-        at.operations.new_model.drop("the former serves again")
-        at.operations.new_model.content_changed("")
-    assert at.operations.swap.candidate is None
+        at.executor.new_model.drop("the former serves again")
+        at.executor.new_model.content_changed("")
+    assert at.executor.swap.candidate is None
     delivered.passes_probation()
-    assert not at.operations.new_model.needs_new_run
+    assert not at.executor.new_model.needs_new_run
     assert (delivered.served.read_bytes(), delivered.results[-1].status) == (b"before", "FAILED")
     at.tick()
-    job = at.operations.jobs.job
+    job = at.executor.jobs.job
     tried_next = job is not None and job.tracker.request == {"content": "a newer content"}
     assert tried_next is (end == "another")

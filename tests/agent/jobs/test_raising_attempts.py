@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from agent.jobs.limits import PrecisionAttempts
 from unexpected import unexpected
 
 from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
-from agent.jobs.limits import PrecisionAttempts
 from agent.planning.raising import EXHAUSTED
 
 

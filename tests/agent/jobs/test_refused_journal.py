@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from operations_bench import Desk, desk, refuse_journal
+from executor_bench import Desk, desk, refuse_journal
 
 from agent.common.errors import AgentError
 from agent.jobs.job import JobJournal
@@ -30,10 +30,10 @@ def test_a_job_that_the_journal_does_not_take_is_none_of_the_days(
     monkeypatch.setattr(JobJournal, "start", begin)
     at.clock.turn(60.0)
     at.tick()
-    assert at.operations.job is not None
+    assert at.executor.job is not None
     at.cancel()
     at.tick()
-    assert at.operations.job is None, "one a day"
+    assert at.executor.job is None, "one a day"
 
 
 def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
@@ -41,14 +41,14 @@ def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
 ) -> None:
     at = desk(raised_serves=True)
     closed = closings(at, monkeypatch)
-    monkeypatch.setattr(at.operations.regimes, "forget", pytest.fail)
-    monkeypatch.setattr(at.operations._attempts, "forbid", pytest.fail)
+    monkeypatch.setattr(at.executor.regimes, "forget", pytest.fail)
+    monkeypatch.setattr(at.executor._attempts, "forbid", pytest.fail)
     refuse_journal(monkeypatch)
     with pytest.raises(AgentError, match=r"journal\.write"):
         at.roll_back()
     assert closed == [at.int8.id]
-    assert at.operations._limits.may_start
-    assert not at.operations.swap.is_active
+    assert at.executor._limits.may_start
+    assert not at.executor.swap.is_active
 
 
 def test_a_switch_that_the_journal_does_not_take_is_none(
@@ -58,9 +58,9 @@ def test_a_switch_that_the_journal_does_not_take_is_none(
     closed = closings(at, monkeypatch)
     refuse_journal(monkeypatch)
     with pytest.raises(AgentError, match=r"journal\.write"):
-        at.operations._switch(at.raised.id)
+        at.executor._switch(at.raised.id)
     assert closed == [at.raised.id]
-    assert at.operations._limits.may_switch
+    assert at.executor._limits.may_switch
 
 
 def closings(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:

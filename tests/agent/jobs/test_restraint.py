@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from agent.jobs.limits import AutomationLimits
 from turned_clock import TurnedClock
 from unexpected import unexpected
 
 from agent.common.errors import AgentError
-from agent.jobs.limits import AutomationLimits
 
 Limits = Callable[..., AutomationLimits]
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from agent.jobs.limits import AutomationLimits
 
 from agent.jobs.job import JobJournal, JobRegistry
-from agent.jobs.limits import AutomationLimits
 from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
 from engines.store import files as staging

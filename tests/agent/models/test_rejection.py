@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent.contract.messages import Birth
-from agent.jobs.job import JobJournal, JobState
+from agent.core.state import JobState
+from agent.jobs.job import JobJournal
 from agent.jobs.recovery import CrashRecovery
 from agent.models.engine_service import reject
 from agent.uplink.reporter import Reporter

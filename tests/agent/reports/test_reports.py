@@ -22,8 +22,9 @@ from plan_evidence import evidence
 
 from agent.cli.main import main
 from agent.common.html.pages import Section, Table, render_report
+from agent.core.state import JobState
 from agent.jobs.candidate import run_job
-from agent.jobs.job import JobJournal, JobState, read_journal
+from agent.jobs.job import JobJournal, read_journal
 from agent.jobs.request import write_job
 from agent.models.model import Model, calibrate
 from agent.monitoring.history import History, HistoryRow
