@@ -152,9 +152,9 @@ class EngineExchange:
         self.reporter.event(kind, **_event_detail(swap), **self.policies.taking_over(swap.artefact))
 
     def go_back(self, action: act.GoBack) -> None:
-        """Raises AgentError where the frame path has gone back already, or has ended: then its own event follows."""
-        if not self.pipeline.loop.roll_back(action.error):
-            raise action.error
+        """Let the frame path go back; where it has done so already, or has ended, its own event follows."""
+        if not self.pipeline.loop.roll_back(action.error) and action.is_final:
+            self.post(fact.CandidateGone(action.job.id, action.error))
 
     def keep(self, job: Job) -> None:
         """Let the frame path close the previous engine; that of a model in service stays until the run ends."""

@@ -137,7 +137,7 @@ class EndChild:
 
 @dataclass(frozen=True)
 class Load:
-    """Load an engine for the job; `Loaded` follows. artefact: the id of one in the store, or the folder of a new one."""
+    """Load an engine for the job; `Loaded` follows. artefact: the id of one in the store, or a new one's folder."""
 
     job: Job
     artefact: str
@@ -168,7 +168,7 @@ class Announce:
 class GoBack:
     """Let the frame path go back to the previous engine before the next frame.
 
-    is_final: End the job at once where the frame path has gone back already. Else its own event follows.
+    is_final: `CandidateGone` follows where the frame path has gone back already. Else its own event does.
     """
 
     job: Job

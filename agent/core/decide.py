@@ -154,6 +154,9 @@ class _Turn:
                 self._made_current(event.job, event.artefact)
             case fact.CandidateLeft():
                 self._candidate_left(event)
+            case fact.CandidateGone():
+                if self._on_trial(event.job)[1] is not None:
+                    self._fail_trial(event.error)
             case fact.TrialEnded():
                 self._trial_ended(event.job)
             case fact.Failed():
@@ -187,7 +190,9 @@ class _Turn:
 
     def _judge_candidate(self) -> None:
         job, trial, probation = self.state.job, self.state.trial, self.facts.probation
-        if job is None or trial is None or probation is None or not trial.serves or trial.going_back:
+        if job is None or trial is None or probation is None or not trial.serves or trial.leaves:
+            return
+        if self.state.needs_new_run:
             return
         if probation.objection is not None:
             self._go_back(job, probation.objection)
@@ -390,7 +395,9 @@ class _Turn:
     def _can_recall(self) -> bool:
         """True while a candidate is on probation that nobody has recalled yet."""
         job, trial = self.state.job, self.state.trial
-        return job is not None and trial is not None and not job.kind.is_proven and trial.recall is None
+        if job is None or trial is None or self.state.needs_new_run:
+            return False
+        return not job.kind.is_proven and trial.recall is None
 
     def _recall(self, recall: Job) -> None:
         """Take the candidate back. It succeeds once the previous engine serves, also where that came by itself."""
@@ -586,21 +593,21 @@ class _Turn:
             return
         self._set(trial=replace(trial, serves=True))
         self._act(act.Announce(job, event.ts, event.skipped))
-        if job.kind.is_proven or (probation is not None and probation.finished):
+        is_finished = job.kind.is_proven or (probation is not None and probation.finished)
+        if is_finished and trial.leaves is None:
             self._act(act.Keep(job))
 
     def _candidate_kept(self, identity: str) -> None:
         job, trial, _ = self._on_trial(identity)
         if job is None or trial is None:
             return
-        self._set(trial=None)
         self._act(act.Commit(job))
         if isinstance(job.kind, NewModel):  # it stays on trial until this run ends: what follows is of another model
             self._set(needs_new_run=True)
-            if self.state.model is not None and self.state.model.command:
-                self._act(act.InstallModel(self.state.model.command))
+            if job.commands:
+                self._act(act.InstallModel(job.commands[0]))
             return
-        self._set(unsaved=None)
+        self._set(trial=None, unsaved=None)
         self._act(act.MakeCurrent(job, trial.artefact))
 
     def _made_current(self, identity: str, artefact: str) -> None:
@@ -634,7 +641,7 @@ class _Turn:
             found, expected = "the frame path has failed", "frames until the probation has ended"
             self._fail_trial(AgentError("swap.stopped", found, expected, "see the log for the cause"))
             return
-        error = _recalled() if trial.recall is not None else None
+        error = trial.leaves
         if error is None and trial.serves and probation is not None:
             error = probation.objection
         if error is not None:
@@ -645,12 +652,15 @@ class _Turn:
         self._candidate_kept(identity)
 
     def _on_trial(self, identity: str) -> tuple[Job | None, Trial | None, fact.ProbationNow | None]:
+        """Return the job of this id with its trial; of a model that was kept, nothing changes any more."""
         job = self.state.job
-        return (job, self.state.trial, self.facts.probation) if job and job.id == identity else (None, None, None)
+        if job is None or job.id != identity or self.state.needs_new_run:
+            return None, None, None
+        return job, self.state.trial, self.facts.probation
 
     def _go_back(self, job: Job, error: AgentError, is_final: bool = False) -> None:
         if self.state.trial is not None:
-            self._set(trial=replace(self.state.trial, going_back=True))
+            self._set(trial=replace(self.state.trial, leaves=error))
         self._act(act.GoBack(job, error, is_final))
 
     # A job ends.
@@ -744,7 +754,7 @@ class _Turn:
             self._give_up(AgentError("swap.stopped", found, expected, "see the log for the cause"))
         self._abandon(reason)
         self._drop_model(reason)
-        if self.state.trial is not None:
+        if self.state.trial is not None and not self.state.needs_new_run:  # else the next run ends the job
             self._fail_trial(AgentError(CANCELLED, reason, "a probation that runs to its end", "start the job again"))
 
     def _decision_failed(self, error: AgentError) -> None:
@@ -783,14 +793,9 @@ class _Turn:
         elif isinstance(action, act.MakeCurrent):
             self._failed_to_save(action, error)
         elif isinstance(action, act.Enter) and self._is_recall(action.job):
-            self._set(trial=replace(self.state.trial, recall=None, going_back=False) if self.state.trial else None)
+            self._set(trial=replace(self.state.trial, recall=None) if self.state.trial else None)
             for command in action.job.commands:
                 self._act(act.Answer(command, error))
-        elif isinstance(action, act.GoBack):
-            if action.is_final and self.state.trial is not None:
-                self._fail_trial(action.error)
-            elif self.state.trial is not None:  # the frame path has gone back already: its event follows
-                self._set(trial=replace(self.state.trial, going_back=False))
         elif self.state.trial is not None and isinstance(action, (act.Enter, act.StartTrial)):
             if isinstance(action, act.Enter):
                 self._act(act.DropEngine())

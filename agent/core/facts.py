@@ -266,6 +266,14 @@ class CandidateLeft:
 
 
 @dataclass(frozen=True)
+class CandidateGone:
+    """A job was to end with this error, but the frame path has gone back to the previous engine already."""
+
+    job: str
+    error: AgentError
+
+
+@dataclass(frozen=True)
 class TrialEnded:
     """The frames have ended while the candidate was on trial."""
 
@@ -303,6 +311,7 @@ Event: TypeAlias = (
     | CandidateKept
     | MadeCurrent
     | CandidateLeft
+    | CandidateGone
     | TrialEnded
     | Failed
 )

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from agent.core.kinds import Kind
 
 if TYPE_CHECKING:
+    from agent.common.errors import AgentError
     from agent.monitoring.drift import Regime
     from calibrate.errors import TaredError
 
@@ -202,13 +203,13 @@ class Trial:
 
     Args:
         serves: It has answered a frame.
-        going_back: The frame path has been asked to go back to the previous engine.
+        leaves: Why the frame path has been asked to go back to the previous engine; None while it has not.
         recall: The operator's rollback, if there is one.
     """
 
     artefact: str
     serves: bool = False
-    going_back: bool = False
+    leaves: AgentError | None = None
     recall: Job | None = None
 
 

@@ -15,7 +15,7 @@ from agent.config import Config
 from agent.contract.commands import OPS
 from agent.contract.events import EVENTS, Part
 from agent.contract.messages import Document
-from agent.jobs.limits import REFUSED
+from agent.core.causes import REFUSED
 from agent.vision.spec import ModelSpec
 from docs.tools.reference.docstrings import summary
 from docs.tools.reference.errors import UnresolvedCodeError, errors

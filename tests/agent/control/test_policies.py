@@ -147,20 +147,21 @@ def test_only_what_is_shown_changes_and_only_of_this_engine(kept: Kept) -> None:
 
 
 def test_events_name_the_policy_that_takes_over_and_one_that_a_new_engine_does_not_inherit(bench: SwapBench) -> None:
-    policies, device = bench.exchange.policies, bench.exchange.config.mqtt.device
-    policies.set(PolicyArgs(artefact="old", score_threshold=0.4))
+    policies, device = bench.executor.watch.policies, bench.executor.config.mqtt.device
+    policies.set(PolicyArgs(artefact=bench.old, score_threshold=0.4))
     bench.live()
     bench.answer(19)
     bench.tick()
-    swap, commit = (detail for _, detail in bench.events)
+    swap, commit = (detail for kind, detail in bench.events if kind in ("swap", "commit"))
     assert "policy" not in swap
     assert commit["policy_before"] == {"score_threshold": 0.4}
-    assert commit["policy_command"] == f"tared send {device} policy artefact=new like=old"
-    assert policies.summary("new") is None
-    policies.set(PolicyArgs(artefact="new", like="old"))
+    assert commit["policy_command"] == f"tared send {device} policy artefact={bench.new} like={bench.old}"
+    assert policies.summary(bench.new) is None
+    policies.set(PolicyArgs(artefact=bench.new, like=bench.old))
+    bench.executor.service.serving = bench.executor.service.store.find(bench.old)
     bench.events.clear()
     bench.live("switch")
-    swap, commit = (detail for _, detail in bench.events)
+    swap, commit = (detail for kind, detail in bench.events if kind in ("swap", "commit"))
     assert swap["policy"] == {"score_threshold": 0.4}
     assert "policy_command" not in commit
 
@@ -179,8 +180,8 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
     assert f"policy {{'artefact': '{at.raised.id}', 'policy': {{'score_threshold': 0.5}}}}" in at.events
     with pytest.raises(CommandError, match=r"command\.policy.*no regime 'dusk', and it does not serve"):
         order(artefact="dusk", score_threshold=0.5)
-    policies = at.executor.policies
+    policies = at.executor.watch.policies
     policies.set(PolicyArgs(artefact="0" * 16, score_threshold=0.5))
-    at.executor._registry._is_untidy = True
+    at.executor.state = replace(at.executor.state, is_untidy=True)
     at.tick()
     assert [*policies.summaries()] == [at.raised.id]

@@ -49,7 +49,8 @@ class Board:
         """Look once a minute; a child that works is done by the next look."""
         for _ in range(int(seconds / MINUTE)):
             self.at.clock.turn(MINUTE)
-            self.executor.tick({"camera": state or self.state})
+            for _ in range(2):  # a job begins, and has its frames
+                self.executor.tick({"camera": state or self.state})
             job = self.executor.state.job
             if job is not None and job.child_since_s is not None:
                 ScriptedChild.latest.ends_with(JobOutcome(error=self.outcome))

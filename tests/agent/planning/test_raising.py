@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from agent.control.triggers import is_low
 from candidate_bench import saved_model
 from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, observer_state, scene_of
 from zoo import residual_net
 
 from agent.common.errors import AgentError
+from agent.core.due import is_low
 from agent.models.build import build_artefact
 from agent.models.model import Model, tap_weights
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions
