@@ -11,12 +11,12 @@ from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 
 from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import RecalibrateArgs, SwitchArgs
-from agent.control import exchange
 from agent.core.due import stopped_by
 from agent.daemon.handlers import engine_handlers
 from agent.jobs import workshop
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest
+from agent.serving import trial
 
 __all__ = ["desk", "job_desk", "two_engines"]  # fixtures
 
@@ -99,13 +99,13 @@ def test_a_limit_that_is_set_while_a_job_runs_is_for_the_next_one(
 ) -> None:
     """Verdict and probation of one candidate go by one limit."""
     limits: list[float] = []
-    probation = exchange.Probation
+    probation = trial.Probation
 
     def judge(*args: Any, **more: Any) -> Any:
         limits.append(args[4])
         return probation(*args, **more)
 
-    monkeypatch.setattr(exchange, "Probation", judge)
+    monkeypatch.setattr("agent.control.exchange.Probation", judge)
     begin(job_desk, RecalibrateArgs(frames=8))
     job_desk.configure(max_loss=0.5)
     ScriptedChild.latest.ends_with(JobOutcome(artefact=job_desk.other.path))
