@@ -22,6 +22,28 @@ _SAYS_DEFAULT = "(default: "
 _CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
+class _LateHelp(argparse.Action):
+    """An argument whose help is made when it is shown, since what it lists takes long to import.
+
+    help: returns the text.
+    """
+
+    def __init__(self, *names: Any, help: Callable[[], str], **more: Any) -> None:
+        super().__init__(*names, **more)
+        self._make = help
+
+    @property
+    def help(self) -> str | None:
+        return self._make()
+
+    @help.setter
+    def help(self, _: str | None) -> None:
+        """argparse's own assignment; there is no text yet."""
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, _option: Any = None) -> None:
+        setattr(namespace, self.dest, values)
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Show the default of each option that has one, unless its help already says it; flags have none to show."""
 
@@ -90,17 +112,26 @@ def command(commands: Any, name: str, run: Callable[..., int], text: str) -> arg
     return parser
 
 
-def option(parser: Any, names: str, metavar: str, text: str, kind: Callable[[str], object] = str, **more: Any) -> None:
+def option(
+    parser: Any,
+    names: str,
+    metavar: str,
+    text: str | Callable[[], str],
+    kind: Callable[[str], object] = str,
+    **more: Any,
+) -> None:
     """Add an option that has a value, or an argument of a command.
 
     Args:
         parser: A parser, or a group of one.
         names: Separated by spaces.
         metavar: Stands for the value in the help.
-        text: The help.
+        text: The help, or a function that returns it.
         kind: Makes the value from its text.
         more: As `add_argument` takes it, such as `default`.
     """
+    if callable(text):
+        more["action"] = _LateHelp
     parser.add_argument(*names.split(), type=kind, metavar=metavar, help=text, **more)
 
 

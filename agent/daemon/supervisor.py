@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from agent.commands.authority import Authority, Releases
-from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
-from agent.commands.dispatcher import Handler
+from agent.commands.deliveries import Deliveries, FileReceiver, ModelAdmission, calibration_admission
+from agent.commands.dispatcher import bind
 from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.clock import SYSTEM_CLOCK, Clock
@@ -29,7 +29,7 @@ from agent.contract.messages import Birth
 from agent.control.operations import Operations
 from agent.control.reasons import explain
 from agent.control.summary import CameraSummary, RunSummary
-from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
+from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload, set_log_level
 from agent.daemon.inbox import CommandInbox
 from agent.daemon.status import StatusReporter
 from agent.jobs.job import MODEL
@@ -263,16 +263,14 @@ class Supervisor:
             self.operations.try_calibration,
             self._clock,
         )
-        deliveries = (models, calibrations)
-        handlers: dict[str, Handler] = {
-            **engine_handlers(self.operations, deliveries, self._preview),
-            **BoardHandlers(
-                settings, self._pipeline, link, self._stop, self.operations.policies.show, self._clock
-            ).handlers,
-            "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
-            "model": models.start,
-            "calibration": calibrations.start,
-        }
+        deliveries = Deliveries(models, calibrations)
+        handlers = bind(
+            lambda: settings.config,
+            EngineHandlers(self.operations, deliveries, self._preview),
+            BoardHandlers(settings, self._pipeline, link, self._stop, self.operations.policies.show, self._clock),
+            HistogramUpload(self._service, link, run_in_main_thread),
+            deliveries,
+        )
         return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter, self._clock)
 
     def run(self) -> RunSummary:

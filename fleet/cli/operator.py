@@ -28,10 +28,6 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
 
     from fleet.web.boards import LiveBoards
 
-_OPS = (
-    "status, recalibrate, rollback, cancel, switch, policy, set, log_level, restart, snapshot, model, histograms, "
-    "calibration"
-)
 _DAY_S = 86_400.0
 
 
@@ -39,7 +35,7 @@ def add_operator(commands: Any) -> None:
     """Add the commands of operators and model makers, who keep their private keys."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     option(send, "device", "DEVICE", "the board's device name")
-    option(send, "op", "OP", _OPS)
+    option(send, "op", "OP", _ops)
     arguments = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
     option(send, "arguments", "key=value", arguments, nargs="*")
     option(send, "-o --output", "now.jpg", "of snapshot: where to save the picture (default: it is not saved)", Path)
@@ -79,6 +75,12 @@ def add_operator(commands: Any) -> None:
     option(release, "--expires", "DAYS", "days until boards refuse it", number(float, 0.001, 3650.0), default=90.0)
     option(release, "--product", "NAME", "for boards of this commands.product (default: boards that name none)")
     option(release, "-o --output", "FILE", "the release to write", Path, default=Path("release.json"))
+
+
+def _ops() -> str:
+    from agent.contract.commands import OPS
+
+    return ", ".join(OPS)
 
 
 def _send(options: argparse.Namespace) -> int:

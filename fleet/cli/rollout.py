@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from fleet.rollout.register import RolloutRegister
     from fleet.rollout.spec import RolloutSpec
 
-_OPS = "recalibrate, model, calibration, policy or regime"
 _TIME = "time, such as 90s, 30m or 2h,"
 _WHY = "a reason for the record (default: none)"
 
@@ -70,7 +69,7 @@ def add_rollout(actions: Any) -> None:
 def _add_create(steps: Any) -> None:
     create = command(steps, "create", _create, "write a rollout into the store; 'run' carries it out")
     option(create, "arguments", "key=value", "of the op; file=PATH of a model", nargs="*")
-    option(create, "--op", "OP", _OPS, required=True)
+    option(create, "--op", "OP", _ops, required=True)
     option(create, "--select", "CONDITIONS", "as --where of 'devices' (default: all boards)", default="")
     waves = "how many boards the waves have reached, one after the other: a number, or a share in %%"
     option(create, "--waves", "WAVES", waves, default="1,5%,25%,100%")
@@ -93,6 +92,12 @@ def _add_create(steps: Any) -> None:
     create.add_argument("--dry-run", action="store_true", help="only list the boards of each wave, as without it")
     option(create, "--fleet", "FLEET", "the fleet of the boards", default="default")
     add_database_option(create)
+
+
+def _ops() -> str:
+    from fleet.rollout.spec import OPS
+
+    return ", ".join(OPS)
 
 
 def _duration(text: str) -> float:

@@ -79,7 +79,7 @@ class Daemon:
         )
         self._authority = Authority(options.config.commands, context.topics, local=True, synchronised=lambda: True)
         self._dispatcher = CommandDispatcher(
-            SimulatedHandlers(context, self._settings, restart).handlers,
+            SimulatedHandlers(context, self._settings, restart).bind(),
             self._answer,
             command_log=self._command_log,
             authority=self._authority,

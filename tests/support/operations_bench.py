@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
+from device import carry_out
 from raising_world import COLLAPSES, collapsing_net, config_in, observer_state, observing
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
@@ -26,7 +27,7 @@ from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs.job import JobJournal
 from agent.models.build import build_artefact
 from agent.models.engine_service import EngineService
@@ -68,8 +69,7 @@ class Desk:
         self.operations.stop("the test goes on")
 
     def roll_back(self) -> None:
-        rollback = engine_handlers(self.operations)["rollback"]
-        rollback(RollbackArgs(), CommandProgress("c1", self.results.append))
+        carry_out(EngineHandlers(self.operations), "rollback", RollbackArgs(), self.results.append)
 
 
 class Loop:

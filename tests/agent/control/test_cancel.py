@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from delivery_bench import deliveries_of
+from device import carry_out
 from trouble_bench import Desk, desk
 
 from agent.commands.authority import Releases
@@ -14,17 +16,16 @@ from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 
 __all__ = ["desk"]  # the fixture
 
 
 def cancelled(at: Desk, delivery: FileReceiver[StagedModel] | None = None) -> CommandResult:
     """Return the result of a command to cancel."""
-    deliveries = (delivery,) if delivery is not None else ()
-    handlers = engine_handlers(at.operations, deliveries)
+    deliveries = deliveries_of(delivery) if delivery is not None else None
     answers: list[CommandResult] = []
-    handlers["cancel"](CancelArgs(), CommandProgress("c2", answers.append))
+    carry_out(EngineHandlers(at.operations, deliveries), "cancel", CancelArgs(), answers.append, "c2")
     return answers[-1]
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from device import carry_out
 from trouble_bench import TROUBLES, Desk, desk
 from view_bench import camera, scene, watched
 
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 
 __all__ = ["desk"]  # the fixture
 
@@ -70,9 +70,8 @@ def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_cur
     at.accept()
     assert at.operations.swap.is_active
     assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
-    handlers = engine_handlers(at.operations)
     answers: list[CommandResult] = []
-    handlers["rollback"](RollbackArgs(), CommandProgress("c2", answers.append))
+    carry_out(EngineHandlers(at.operations), "rollback", RollbackArgs(), answers.append, "c2")
     assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "probation.recalled"
@@ -113,10 +112,9 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_refused(
     pipeline = cast(Any, at.operations.pipeline)
     pipeline.loop.is_stuck = True
     assert at.tick(state="alarm", serving_db=9.0) == ""
-    handlers = engine_handlers(at.operations)
     args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
     with pytest.raises(CommandError, match="a candidate that still hangs") as refused:
-        handlers[op](args, CommandProgress("c2", lambda _: None))
+        carry_out(EngineHandlers(at.operations), op, args, lambda _: None)
     assert refused.value.code == "command.busy"
     assert at.journal.records() == []
     pipeline.loop.is_stuck = False

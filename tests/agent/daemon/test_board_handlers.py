@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from turned_clock import TurnedClock
 
-from agent.commands.dispatcher import CommandProgress
+from agent.commands.dispatcher import CommandProgress, bind
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult, SnapshotArgs
 from agent.daemon.handlers import BoardHandlers
@@ -27,13 +27,12 @@ class Board:
         newest = SimpleNamespace(frame=frame) if frame is not None else None
         pipeline: Any = SimpleNamespace(feeds={"gate": SimpleNamespace(newest=newest)})
         self.clock = TurnedClock()
-        self._handlers = BoardHandlers(
-            cast(Any, settings), pipeline, cast(Any, link), lambda _reason: None, clock=self.clock
-        )
+        board = BoardHandlers(cast(Any, settings), pipeline, cast(Any, link), lambda _reason: None, clock=self.clock)
+        self._handlers = bind(lambda: cast(Any, settings.config), board)
 
     def snapshot(self) -> CommandResult:
         results: list[CommandResult] = []
-        self._handlers.handlers["snapshot"](SnapshotArgs(), CommandProgress("c1", results.append))
+        self._handlers["snapshot"](SnapshotArgs(), CommandProgress("c1", results.append))
         return results[-1]
 
     def refusal(self) -> str:

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from device import carry_out
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 from operations_bench import Desk, desk
 
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import RecalibrateArgs, SwitchArgs
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs.child_process import JobOutcome
 
 __all__ = ["desk", "job_desk", "two_engines"]  # fixtures
 
 
 def order(at: Desk, op: str, args: Any) -> None:
-    handlers = engine_handlers(at.operations)
-    handlers[op](args, CommandProgress("c1", at.results.append))
+    carry_out(EngineHandlers(at.operations), op, args, at.results.append)
 
 
 def knows(at: Desk, monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:

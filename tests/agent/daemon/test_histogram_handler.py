@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 from merge_bench import calibration_of, counted, frames_of, merged_calibration, service_with
 
-from agent.commands.dispatcher import CommandProgress
+from agent.commands.dispatcher import CommandProgress, bind
 from agent.common.errors import CommandError
-from agent.config import PrivacyConfig
+from agent.config import Config, PrivacyConfig
 from agent.contract.commands import CommandResult, HistogramsArgs
 from agent.contract.histograms import Upload, read_facts, read_upload
 from agent.daemon.handlers import HistogramUpload
@@ -31,8 +31,9 @@ class Board:
         posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         link = SimpleNamespace(send_histograms=self._send)
         self._service = service_with(calibration)
-        privacy = PrivacyConfig(histograms=histograms)
-        self._handler = HistogramUpload(privacy, self._service, cast(MqttLink, link), posted.put).start
+        config = cast(Config, SimpleNamespace(privacy=PrivacyConfig(histograms=histograms)))
+        upload = HistogramUpload(self._service, cast(MqttLink, link), posted.put)
+        self._handler = bind(lambda: config, upload)["histograms"]
         self._posted = posted
 
     def ask(self, **args: object) -> CommandResult:
