@@ -164,8 +164,10 @@ class CommandDispatcher:
     _replies: OrderedDict[str, Reply] = field(default_factory=OrderedDict, init=False)
 
     def __post_init__(self) -> None:
-        if self.handlers.keys() != OPS.keys():
-            raise ValueError(f"handlers for {sorted(self.handlers)}, ops are {sorted(OPS)}")
+        if missing := sorted(OPS.keys() - self.handlers.keys()):
+            raise ValueError(
+                f"no handler for {', '.join(missing)}; expected a method of the op's name in a part of `bind`"
+            )
 
     def restore(self, known: Iterable[CommandResult], ended_now: Iterable[CommandResult] = ()) -> None:
         """End the commands that an earlier process left behind, and publish results that the broker may not have.

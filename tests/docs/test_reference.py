@@ -165,6 +165,11 @@ def test_the_results_of_a_command_are_described(op: str) -> None:
     assert {key for key in keys if f"`{key}`" not in described} == set()
 
 
+def test_the_guide_describes_every_command() -> None:
+    guide = (ROOT / "docs" / "guides" / "commands.md").read_text(encoding="utf-8")
+    assert {op for op in OPS if f"\n| `{op}`" not in guide} == set()
+
+
 def test_every_example_is_json() -> None:
     blocks = [block for text in PAGES.values() for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
     assert len(blocks) > len(EVENTS) + len(OPS)
