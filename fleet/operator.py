@@ -44,7 +44,7 @@ REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # the longest expiry of an MQTT 5 message (section 3.3.2.3.3)
 
 _DOUBTED_FOR = 3  # times REPEAT_S: how long to wait for another answer after a refusal that may be another command's
-FILES = tuple(op for op, each in OPS.items() if each.brings_file)
+FILES = tuple(op for op, each in OPS.items() if issubclass(each.args, FileArgs))
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
 _JPEG = b"\xff\xd8\xff"  # how each begins

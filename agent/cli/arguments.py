@@ -10,38 +10,32 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from agent.common.errors import AgentError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Text: TypeAlias = str | Callable[[], str]
+
 _PIPED_COLUMNS = 240  # width of a table that is piped on
 _SAYS_DEFAULT = "(default: "
 _CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
-class _LateHelp(argparse.Action):
-    """An argument whose help is made when it is shown, since what it lists takes long to import.
+class _LateHelp(argparse._StoreAction):
+    """An argument whose help is made when it is shown, since what it lists takes long to import."""
 
-    help: returns the text.
-    """
-
-    def __init__(self, *names: Any, help: Callable[[], str], **more: Any) -> None:
-        super().__init__(*names, **more)
-        self._make = help
+    make: Callable[[], str]
 
     @property
     def help(self) -> str | None:
-        return self._make()
+        return self.make()
 
     @help.setter
-    def help(self, _: str | None) -> None:
-        """argparse's own assignment; there is no text yet."""
-
-    def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, _option: Any = None) -> None:
-        setattr(namespace, self.dest, values)
+    def help(self, make: Any) -> None:
+        self.make = make
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -112,14 +106,7 @@ def command(commands: Any, name: str, run: Callable[..., int], text: str) -> arg
     return parser
 
 
-def option(
-    parser: Any,
-    names: str,
-    metavar: str,
-    text: str | Callable[[], str],
-    kind: Callable[[str], object] = str,
-    **more: Any,
-) -> None:
+def option(parser: Any, names: str, metavar: str, text: Text, kind: Callable[[str], object] = str, **more: Any) -> None:
     """Add an option that has a value, or an argument of a command.
 
     Args:
@@ -130,9 +117,8 @@ def option(
         kind: Makes the value from its text.
         more: As `add_argument` takes it, such as `default`.
     """
-    if callable(text):
-        more["action"] = _LateHelp
-    parser.add_argument(*names.split(), type=kind, metavar=metavar, help=text, **more)
+    late = {"action": _LateHelp} if callable(text) else {}
+    parser.add_argument(*names.split(), type=kind, metavar=metavar, help=text, **late, **more)
 
 
 def add_config_option(parser: argparse.ArgumentParser) -> None:

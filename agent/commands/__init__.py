@@ -6,7 +6,7 @@ settings, file_transfer, deliveries and labels, which single commands and docume
 
 Public:
     authority       Authority, Releases
-    deliveries      Deliveries, FileReceiver, ModelAdmission, calibration_admission, StagedCalibration, StagedModel
+    deliveries      FileReceiver, ModelAdmission, calibration_admission, StagedCalibration, StagedModel
     dispatcher      Authorisation, bind, CANCELLED, CommandDispatcher, CommandProgress, Handler, failure
     labels          LabelsInbox
     log             CommandLog

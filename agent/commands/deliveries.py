@@ -350,36 +350,6 @@ class FileReceiver(Generic[S]):
         return True
 
 
-@dataclass(frozen=True)
-class Deliveries:
-    """Carry out the commands that bring files; called in the supervisor's thread."""
-
-    models: FileReceiver[StagedModel]
-    calibrations: FileReceiver[StagedCalibration]
-
-    def model(self, args: ModelArgs, progress: CommandProgress) -> None:
-        """Raises AgentError: `command.model`, `command.busy`, `command.release`, `command.rollback`."""
-        self.models.start(args, progress)
-
-    def calibration(self, args: CalibrationArgs, progress: CommandProgress) -> None:
-        """Raises AgentError: `command.calibration`, `command.busy`."""
-        self.calibrations.start(args, progress)
-
-    def receive(self, topic: str, payload: bytes) -> None:
-        """As FileReceiver."""
-        self.models.receive(topic, payload)
-        self.calibrations.receive(topic, payload)
-
-    def tick(self) -> None:
-        self.models.tick()
-        self.calibrations.tick()
-
-    def end(self, reason: str) -> bool:
-        """End the running transfers; False if there is none."""
-        ended = [self.models.end(reason), self.calibrations.end(reason)]
-        return any(ended)
-
-
 def calibration_admission(
     model: Callable[[], Model],
 ) -> Callable[[CalibrationArgs, CommandProgress], Callable[[Path], StagedCalibration]]:

@@ -116,26 +116,25 @@ Handler = Callable[[Any, CommandProgress], None]  # a TaredError raised here bec
 
 
 def bind(config: Callable[[], Config], *parts: object) -> dict[str, Handler]:
-    """Return the handlers of the ops that these parts carry out, each in a method of the op's name.
+    """Return the handlers of the ops that these parts carry out, each by the method of the op's name.
 
-    config: returns the configuration in force, by which the board's owner permits ops.
+    If several parts have it, the first one counts. config: returns the configuration in force. A handler raises
+    CommandError (`command.privacy`) if it does not permit the op.
     """
-    return {op: bound(op, getattr(part, op), config) for op in OPS for part in parts if hasattr(part, op)}
 
+    def bound(op: str, carry_out: CarryOut) -> Handler:
+        def handle(args: Any, progress: CommandProgress) -> None:
+            permission = OPS[op].permission
+            if permission and not attrgetter(permission)(config()):
+                found, remedy = f"{permission} is false", "let the board's owner set it in config.yaml"
+                raise CommandError("command.privacy", found, "the permission of the board's owner", remedy)
+            result = carry_out(args, progress)
+            if result is not None:
+                progress.succeed(result or None)
 
-def bound(op: str, carry_out: CarryOut, config: Callable[[], Config]) -> Handler:
-    """Return the handler of one op. It raises CommandError (`command.privacy`) if the owner does not permit the op."""
+        return handle
 
-    def handle(args: Any, progress: CommandProgress) -> None:
-        permission = OPS[op].permission
-        if permission and not attrgetter(permission)(config()):
-            found, remedy = f"{permission} is false", "let the board's owner set it in config.yaml"
-            raise CommandError("command.privacy", found, "the permission of the board's owner", remedy)
-        result = carry_out(args, progress)
-        if result is not None:
-            progress.succeed(result or None)
-
-    return handle
+    return {op: bound(op, getattr(each, op)) for each in reversed(parts) for op in OPS if hasattr(each, op)}
 
 
 @dataclass
@@ -165,9 +164,7 @@ class CommandDispatcher:
 
     def __post_init__(self) -> None:
         if missing := sorted(OPS.keys() - self.handlers.keys()):
-            raise ValueError(
-                f"no handler for {', '.join(missing)}; expected a method of the op's name in a part of `bind`"
-            )
+            raise ValueError(f"no handler for {', '.join(missing)}; expected a method of the op's name")
 
     def restore(self, known: Iterable[CommandResult], ended_now: Iterable[CommandResult] = ()) -> None:
         """End the commands that an earlier process left behind, and publish results that the broker may not have.

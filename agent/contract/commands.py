@@ -342,7 +342,7 @@ class Op:
     An operator gives each. One with the argument `release` needs a release key's permission, too.
 
     Args:
-        args: Type of its arguments. The docstring describes the op and its result.
+        args: Type of its arguments; its docstring describes the op and the result.
         example: Arguments as they are sent.
         changes: Whether it changes anything. One that does not may be carried out twice.
         versioned: Its version has to exceed the one before.
@@ -361,47 +361,25 @@ class Op:
     rollout: str = ""
     button: tuple[str, ...] | None = None
 
-    @property
-    def brings_file(self) -> bool:
-        """True if it delivers a file."""
-        return issubclass(self.args, FileArgs)
 
-    @property
-    def needs_release(self) -> bool:
-        """True if a board with keys carries it out only with the permission of a release key."""
-        return "release" in self.args.model_fields
-
-
-_REGIME, _SHA256 = "8c04be17a95d2f63", "5b1d3c4e" * 8  # of examples
+# In examples.
+_ID = "8c04be17a95d2f63"
+_FILE: Mapping[str, JsonValue] = {"sha256": "5b1d3c4e" * 8, "size": 81234}
 
 OPS: Mapping[str, Op] = {
     "status": Op(StatusArgs, {}, changes=False),
-    "recalibrate": Op(
-        RecalibrateArgs, {"frames": 256, "max_loss": 0.05}, is_job=True, rollout="recalibrate", button=()
-    ),
+    "recalibrate": Op(RecalibrateArgs, {"frames": 256}, is_job=True, rollout="recalibrate", button=()),
     "rollback": Op(RollbackArgs, {}, button=()),
     "cancel": Op(CancelArgs, {}, button=()),
-    "switch": Op(SwitchArgs, {"regime": _REGIME}, rollout="regime", button=("regime",)),
-    "policy": Op(PolicyArgs, {"artefact": _REGIME, "score_threshold": 0.45, "classes": ["person", "car"]}),
-    "set": Op(
-        SetArgs,
-        {"values": {"recalibration.max_loss": 0.05, "log_level": None}},
-        versioned=True,
-        rollout="policy",
-    ),
+    "switch": Op(SwitchArgs, {"regime": _ID}, rollout="regime", button=("regime",)),
+    "policy": Op(PolicyArgs, {"artefact": _ID, "score_threshold": 0.45, "classes": ["person", "car"]}),
+    "set": Op(SetArgs, {"values": {"recalibration.max_loss": 0.05}}, versioned=True, rollout="policy"),
     "log_level": Op(LogLevelArgs, {"level": "debug"}),
     "restart": Op(RestartArgs, {}),
-    "snapshot": Op(
-        SnapshotArgs, {"camera": "street", "annotated": True}, permission="privacy.snapshot", button=("camera",)
-    ),
-    "model": Op(
-        ModelArgs,
-        {"sha256": _SHA256, "size": 3671234, "url": "https://models.example/yolo.onnx"},
-        is_job=True,
-        rollout="model",
-    ),
+    "snapshot": Op(SnapshotArgs, {"annotated": True}, permission="privacy.snapshot", button=("camera",)),
+    "model": Op(ModelArgs, {**_FILE, "url": "https://models.example/m.onnx"}, is_job=True, rollout="model"),
     "histograms": Op(HistogramsArgs, {}, permission="privacy.histograms"),
-    "calibration": Op(CalibrationArgs, {"sha256": _SHA256, "size": 81234}, is_job=True, rollout="calibration"),
+    "calibration": Op(CalibrationArgs, _FILE, is_job=True, rollout="calibration"),
 }
 
 

@@ -1,26 +1,29 @@
 """Carry out the operator's commands: each op in the method of its name, from its arguments to its result.
 
 `EngineHandlers` has the commands to engines and jobs, `BoardHandlers` those to the board itself, `HistogramUpload`
-`histograms`; agent/commands/deliveries.py has those that bring a file. A method that answers at once returns the
-result. One that takes longer returns None, and reports by its CommandProgress. A TaredError becomes the result.
+`histograms`. A method that answers at once returns the result. One that takes longer returns None, and reports by its
+CommandProgress. A TaredError becomes the result.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from agent.commands.deliveries import Deliveries
+from agent.commands.deliveries import FileReceiver
 from agent.commands.dispatcher import CommandProgress, Result
 from agent.commands.settings import Settings
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
 from agent.contract.commands import (
+    CalibrationArgs,
     CancelArgs,
     HistogramsArgs,
     LogLevelArgs,
+    ModelArgs,
     PolicyArgs,
     RecalibrateArgs,
     RestartArgs,
@@ -55,11 +58,11 @@ _SNAPSHOT_PERIOD_S = 1.0
 class EngineHandlers:
     """Commands to engines and jobs.
 
-    deliveries: what `cancel` ends as well. preview: what `status` reports as well.
+    deliveries: receives the file of each op that brings one. preview: what `status` reports as well.
     """
 
     operations: Operations
-    deliveries: Deliveries | None = None
+    deliveries: Mapping[str, FileReceiver[Any]] = field(default_factory=dict)
     preview: Preview | None = None
 
     def status(self, _args: StatusArgs, _progress: CommandProgress) -> Result:
@@ -116,8 +119,8 @@ class EngineHandlers:
         self.operations.go_back(service.load(previous), progress)
 
     def cancel(self, _args: CancelArgs, progress: CommandProgress) -> Result | None:
-        has_ended = self.deliveries is not None and self.deliveries.end("the operator cancels it")
-        if self.operations.cancel() or has_ended:
+        ended = [each.end("the operator cancels it") for each in self.deliveries.values()]
+        if self.operations.cancel() or any(ended):
             return {}
         if not self.operations.recall(progress):
             self._check_not_swapping()
@@ -148,6 +151,14 @@ class EngineHandlers:
         if args.sets or args.like is not None or args.clear:
             operations.set_policy(args)
         return {"artefact": args.artefact, "policy": policies.document(args.artefact)}
+
+    def model(self, args: ModelArgs, progress: CommandProgress) -> None:
+        """Raises AgentError: `command.model`, `command.busy`, `command.release`, `command.rollback`."""
+        self.deliveries["model"].start(args, progress)
+
+    def calibration(self, args: CalibrationArgs, progress: CommandProgress) -> None:
+        """Raises AgentError: `command.calibration`, `command.busy`."""
+        self.deliveries["calibration"].start(args, progress)
 
     def _check_not_swapping(self) -> None:
         if self.operations.swap.is_active:
@@ -194,8 +205,7 @@ class BoardHandlers:
     def set(self, args: SetArgs, progress: CommandProgress) -> Result:
         """Raises CommandError: `command.version`, `command.set`."""
         self.settings.set(args.values, progress.authorisation)
-        reported = self.settings.reported()
-        return {"version": reported.version, "values": reported.values}
+        return self.settings.reported().model_dump(include={"version", "values"})
 
     def log_level(self, args: LogLevelArgs, _progress: CommandProgress) -> Result:
         set_log_level(args.level)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agent.commands.authority import Authority
-from agent.commands.deliveries import Deliveries
+from agent.commands.deliveries import FileReceiver
 from agent.commands.dispatcher import Authorisation, CommandDispatcher, Handler
 from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
@@ -52,7 +52,7 @@ class CommandInbox:
     link: MqttLink
     handlers: Mapping[str, Handler]
     settings: Settings
-    deliveries: Deliveries
+    deliveries: Sequence[FileReceiver[Any]]
     labels: LabelsInbox
     authority: Authority | None
     reporter: Reporter
@@ -90,9 +90,11 @@ class CommandInbox:
             self._apply_desired(message.payload)
         if self._postponed is not None and self.clock.monotonic_s() >= self._postponed_until:
             self._apply_desired(self._postponed)
-        for message in _pop(_CHUNKS_PER_TICK, self.link.model_chunks):
-            self.deliveries.receive(message.topic, message.payload)
-        self.deliveries.tick()
+        chunks = list(_pop(_CHUNKS_PER_TICK, self.link.model_chunks))
+        for delivery in self.deliveries:
+            for message in chunks:
+                delivery.receive(message.topic, message.payload)
+            delivery.tick()
         if delivered := list(_pop(_RESULTS_PER_TICK, self.link.delivered_results)):
             self._command_log.mark_delivered(delivered)
         for message in _pop(_MESSAGES_PER_TICK, self.link.labels):
@@ -102,7 +104,8 @@ class CommandInbox:
 
     def stop(self, reason: str) -> None:
         """End the deliveries: once the run has ended, nothing may be written for a command of it."""
-        self.deliveries.end(reason)
+        for delivery in self.deliveries:
+            delivery.end(reason)
 
     def _receive_command(self, message: Message) -> None:
         reply = Reply(message.reply_to, message.correlation) if message.reply_to is not None else None

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agent.commands.authority import Authority, Releases
-from agent.commands.deliveries import Deliveries, FileReceiver, ModelAdmission, calibration_admission
+from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
 from agent.commands.dispatcher import bind
 from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
@@ -247,31 +248,29 @@ class Supervisor:
         if releases.damage is not None:
             self._reporter.error(releases.damage)
         reserve_bytes = config.store.reserve_bytes
-        models = FileReceiver(
-            config.state_dir / "incoming",
-            reserve_bytes,
-            run_in_main_thread,
-            ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
-            self.operations.new_model.deliver,
-            self._clock,
+        receiver = partial(
+            FileReceiver, reserve_bytes=reserve_bytes, run_in_main_thread=run_in_main_thread, clock=self._clock
         )
-        calibrations = FileReceiver(
-            config.state_dir / "incoming_calibration",
-            reserve_bytes,
-            run_in_main_thread,
-            calibration_admission(lambda: self._service.model),
-            self.operations.try_calibration,
-            self._clock,
-        )
-        deliveries = Deliveries(models, calibrations)
+        deliveries: dict[str, FileReceiver[Any]] = {
+            "model": receiver(
+                config.state_dir / "incoming",
+                admit=ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
+                try_out=self.operations.new_model.deliver,
+            ),
+            "calibration": receiver(
+                config.state_dir / "incoming_calibration",
+                admit=calibration_admission(lambda: self._service.model),
+                try_out=self.operations.try_calibration,
+            ),
+        }
         handlers = bind(
             lambda: settings.config,
             EngineHandlers(self.operations, deliveries, self._preview),
             BoardHandlers(settings, self._pipeline, link, self._stop, self.operations.policies.show, self._clock),
             HistogramUpload(self._service, link, run_in_main_thread),
-            deliveries,
         )
-        return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter, self._clock)
+        receivers = [*deliveries.values()]
+        return CommandInbox(link, handlers, settings, receivers, self._labels, authority, self._reporter, self._clock)
 
     def run(self) -> RunSummary:
         """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ def add_operator(commands: Any) -> None:
     """Add the commands of operators and model makers, who keep their private keys."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     option(send, "device", "DEVICE", "the board's device name")
-    option(send, "op", "OP", _ops)
+    option(send, "op", "OP", lambda: ", ".join(import_module("agent.contract.commands").OPS))
     arguments = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
     option(send, "arguments", "key=value", arguments, nargs="*")
     option(send, "-o --output", "now.jpg", "of snapshot: where to save the picture (default: it is not saved)", Path)
@@ -75,12 +76,6 @@ def add_operator(commands: Any) -> None:
     option(release, "--expires", "DAYS", "days until boards refuse it", number(float, 0.001, 3650.0), default=90.0)
     option(release, "--product", "NAME", "for boards of this commands.product (default: boards that name none)")
     option(release, "-o --output", "FILE", "the release to write", Path, default=Path("release.json"))
-
-
-def _ops() -> str:
-    from agent.contract.commands import OPS
-
-    return ", ".join(OPS)
 
 
 def _send(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import command, number, option, print_result, table_console
@@ -69,7 +70,7 @@ def add_rollout(actions: Any) -> None:
 def _add_create(steps: Any) -> None:
     create = command(steps, "create", _create, "write a rollout into the store; 'run' carries it out")
     option(create, "arguments", "key=value", "of the op; file=PATH of a model", nargs="*")
-    option(create, "--op", "OP", _ops, required=True)
+    option(create, "--op", "OP", lambda: ", ".join(import_module("fleet.rollout.spec").OPS), required=True)
     option(create, "--select", "CONDITIONS", "as --where of 'devices' (default: all boards)", default="")
     waves = "how many boards the waves have reached, one after the other: a number, or a share in %%"
     option(create, "--waves", "WAVES", waves, default="1,5%,25%,100%")
@@ -92,12 +93,6 @@ def _add_create(steps: Any) -> None:
     create.add_argument("--dry-run", action="store_true", help="only list the boards of each wave, as without it")
     option(create, "--fleet", "FLEET", "the fleet of the boards", default="default")
     add_database_option(create)
-
-
-def _ops() -> str:
-    from fleet.rollout.spec import OPS
-
-    return ", ".join(OPS)
 
 
 def _duration(text: str) -> float:

@@ -9,8 +9,6 @@ from asyncio import TimerHandle
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import JsonValue
-
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.messages import Birth
@@ -59,10 +57,6 @@ class SimulatedJob:
     def percent(self) -> int:
         """The progress at the start of the present step."""
         return _STEPS[max(0, self.step)][1]
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        """The job as `status` reports it."""
-        return {"id": self.id, "trigger": self.trigger, "state": self.state.value, "percent": self.percent}
 
 
 class Engines:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 from pydantic import JsonValue
 
-from agent.commands.dispatcher import CommandProgress, Handler, Result, bound
+from agent.commands.dispatcher import CarryOut, CommandProgress, Result
 from agent.commands.settings import Settings
 from agent.common.errors import AgentError, CommandError
-from agent.common.schema import Strict
-from agent.config import Config
 from agent.contract.commands import (
-    OPS,
     CalibrationArgs,
     CancelArgs,
     LogLevelArgs,
@@ -37,7 +34,7 @@ from fleet.simulator.scene import CAMERA
 
 @dataclass(frozen=True)
 class SimulatedHandlers:
-    """The ops that simulated boards carry out, each in the method of its name; `bind` returns handlers of all ops.
+    """The ops that simulated boards carry out; `Unsimulated` has the others.
 
     restart_daemon: restarts the board's daemon.
     """
@@ -45,14 +42,6 @@ class SimulatedHandlers:
     context: BoardContext
     settings: Settings
     restart_daemon: Callable[[], None]
-
-    def bind(self) -> dict[str, Handler]:
-        """Return the handlers. An op without a method is refused, as by a board of an older tared."""
-
-        def config() -> Config:
-            return self.settings.config
-
-        return {op: bound(op, getattr(self, op, partial(_refuse, op)), config) for op in OPS}
 
     def status(self, _args: StatusArgs, _progress: CommandProgress) -> Result:
         engines, t_s = self.context.engines, self.context.options.now_s()
@@ -80,7 +69,9 @@ class SimulatedHandlers:
             "observer": "observing",
             "automatic": automatic,
             "stopped_by": "" if automatic else "recalibration.automatic",
-            "job": job.as_dict() if job is not None else None,
+            "job": {"id": job.id, "trigger": job.trigger, "state": job.state.value, "percent": job.percent}
+            if job is not None
+            else None,
         }
 
     def recalibrate(self, args: RecalibrateArgs, progress: CommandProgress) -> None:
@@ -103,10 +94,8 @@ class SimulatedHandlers:
 
     def policy(self, _args: PolicyArgs, _progress: CommandProgress) -> None:
         """Refuse: these boards show no answers."""
-        found, remedy = "a simulated board, which shows no answers", "send the policy to a board with a camera"
-        raise CommandError(
-            "command.policy", found, "a board that shows answers, of which a policy leaves some out", remedy
-        )
+        found, expected = "a simulated board, which shows no answers", "a board whose answers a policy could leave out"
+        raise CommandError("command.policy", found, expected, "send the policy to a board with a camera")
 
     def rollback(self, _args: RollbackArgs, progress: CommandProgress) -> Result | None:
         engines = self.context.engines
@@ -131,8 +120,7 @@ class SimulatedHandlers:
     def set(self, args: SetArgs, progress: CommandProgress) -> Result:
         self.context.folder.mkdir(parents=True, exist_ok=True)
         self.settings.set(args.values, progress.authorisation)
-        reported = self.settings.reported()
-        return {"version": reported.version, "values": reported.values}
+        return self.settings.reported().model_dump(include={"version", "values"})
 
     def log_level(self, args: LogLevelArgs, _progress: CommandProgress) -> Result:
         return {"level": args.level}
@@ -147,6 +135,12 @@ class SimulatedHandlers:
         return self.context.options.simulation.bad.includes(self.context.number, requested)
 
 
-def _refuse(op: str, _args: Strict, _progress: CommandProgress) -> None:
-    found, expected = f"op '{op}', which is not simulated", "an op that simulated boards carry out"
-    raise CommandError("command.unknown_op", found, expected, "send it to a board with a camera")
+class Unsimulated:
+    """Refuses every op, as a board of an older tared does."""
+
+    def __getattr__(self, op: str) -> CarryOut:
+        def refuse(_args: Any, _progress: CommandProgress) -> Result:
+            found, expected = f"op '{op}', which is not simulated", "an op that simulated boards carry out"
+            raise CommandError("command.unknown_op", found, expected, "send it to a board with a camera")
+
+        return refuse

@@ -153,10 +153,9 @@ def test_every_document_that_is_sent_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_results_of_a_command_are_described(op: str) -> None:
-    _, handler = handler_of(op)
     keys = {
         str(key.value)
-        for answer in ast.walk(handler)
+        for answer in ast.walk(handler_of(op))
         if isinstance(answer, ast.Return) and isinstance(answer.value, ast.Dict)
         for key in answer.value.keys
         if isinstance(key, ast.Constant)

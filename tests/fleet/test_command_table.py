@@ -16,7 +16,6 @@ from runtime_under_test import RUNTIME
 from worlds import make_world
 
 from agent.camera.config import CameraConfig
-from agent.commands.deliveries import Deliveries
 from agent.commands.dispatcher import CommandProgress, bind, parse_command
 from agent.common.errors import CommandError
 from agent.config import Config, load_config
@@ -28,9 +27,9 @@ from agent.models.model import open_model
 from agent.uplink.link import MqttLink
 from agent.vision.spec import ModelSpec
 from engines.registry import open_backend
-from fleet.simulator.handlers import SimulatedHandlers
+from fleet.simulator.handlers import SimulatedHandlers, Unsimulated
 
-BOARD = (EngineHandlers, BoardHandlers, HistogramUpload, Deliveries)
+BOARD = (EngineHandlers, BoardHandlers, HistogramUpload)
 CONFIG = Config(model=ModelSpec(path=Path("model.onnx"), task="raw"), camera=CameraConfig(source="v4l2:/dev/video0"))
 OPEN = CONFIG.model_copy(update={"privacy": CONFIG.privacy.model_copy(update={"snapshot": True, "histograms": True})})
 
@@ -50,7 +49,7 @@ def on_a_board(config: Config) -> Any:
 
 
 def on_a_simulated_board(config: Config) -> Any:
-    return SimulatedHandlers(cast(Any, None), cast(Any, SimpleNamespace(config=config)), lambda: None).bind()
+    return bind(lambda: config, SimulatedHandlers(cast(Any, None), cast(Any, None), lambda: None), Unsimulated())
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from brokers import eventually
 from turned_clock import TurnedClock
-from unexpected import unexpected
 
 from agent.commands.authority import Releases
-from agent.commands.deliveries import Deliveries, FileReceiver, ModelAdmission, StagedModel, calibration_admission
+from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import MODEL_CHUNK_BYTES, CommandResult, ModelArgs
 
@@ -72,13 +71,6 @@ class Board:
     @property
     def kept(self) -> int:
         return sum(path.stat().st_size for path in self.incoming.iterdir())
-
-
-def deliveries_of(models: FileReceiver[StagedModel]) -> Deliveries:
-    """Return deliveries that bring no calibration."""
-    admit = calibration_admission(lambda: pytest.fail("a calibration"))
-    folder = models.folder.with_name("incoming_calibration")
-    return Deliveries(models, FileReceiver(folder, 0, lambda _: None, admit, unexpected))
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ from docs.tools.reference.errors import errors
 from docs.tools.reference.examples import DOCUMENTS, command_example
 from docs.tools.reference.markdown import anchor, anchored, code, fenced, heading, page, paragraph, prose, table
 from docs.tools.reference.schemas import bounds, kind
-from docs.tools.reference.source import Module, called, source
+from docs.tools.reference.source import called, source
 
 _INTRODUCTION = """\
 The topics, documents and commands by which boards and the fleet communicate. Every document is a JSON object in UTF-8
@@ -90,7 +90,7 @@ _TOPIC_OF = {
     Ack: Topics.ack,
     ChunkHead: Topics.histogram_chunks,
 }
-_HANDLERS = ("agent.daemon.handlers", "agent.commands.deliveries")  # modules with a method for each op
+_HANDLERS = "agent.daemon.handlers"  # the module with a method for each op
 
 
 def mqtt_page() -> str:
@@ -217,7 +217,7 @@ def _declared(op: Op) -> Iterator[str]:
         yield "Its version has to exceed the one before."
     if op.permission:
         yield f"The board's owner permits it by the key `{op.permission}` of config.yaml."
-    if op.needs_release:
+    if "release" in op.args.model_fields:
         yield "A board with keys also requires a release, signed by a release key."
     if op.rollout:
         yield f"A rollout sends it as `{op.rollout}`."
@@ -229,28 +229,22 @@ def _codes(op: str) -> list[str]:
     """Return the codes of the errors that the handler of an op names, in its docstring too, or that it calls."""
     known = {each.code for each in errors()}
     found = {"command.privacy"} if OPS[op].permission else set()
-    module, handler = handler_of(op)
-    functions = {each.name: each for each in ast.walk(module.tree) if isinstance(each, ast.FunctionDef)}
-    waiting, seen = [handler], set[str]()
+    tree = source().modules[_HANDLERS].tree
+    functions = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+    waiting = [op]
     while waiting:
-        function = waiting.pop()
-        seen.add(function.name)
-        for node in ast.walk(function):
+        for node in ast.walk(functions.pop(waiting.pop(), ast.Pass())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= known & {node.value, *re.findall(r"`([a-z_.]+)`", node.value)}
-            elif isinstance(node, ast.Call) and called(node) in functions.keys() - seen:
-                waiting.append(functions[called(node)])
+            elif isinstance(node, ast.Call):
+                waiting.append(called(node))
     return sorted(found)
 
 
-def handler_of(op: str) -> tuple[Module, ast.FunctionDef]:
-    """Return the method that carries out an op, and its module."""
-    for name in _HANDLERS:
-        module = source().modules[name]
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.FunctionDef) and node.name == op and module.class_of(node) is not None:
-                return module, node
-    raise LookupError(op)
+def handler_of(op: str) -> ast.FunctionDef:
+    """Return the method that carries out an op."""
+    nodes = ast.walk(source().modules[_HANDLERS].tree)
+    return next(each for each in nodes if isinstance(each, ast.FunctionDef) and each.name == op)
 
 
 def fields_without_meaning() -> list[str]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from delivery_bench import deliveries_of
 from device import carry_out
 from trouble_bench import Desk, desk
 
@@ -23,7 +22,7 @@ __all__ = ["desk"]  # the fixture
 
 def cancelled(at: Desk, delivery: FileReceiver[StagedModel] | None = None) -> CommandResult:
     """Return the result of a command to cancel."""
-    deliveries = deliveries_of(delivery) if delivery is not None else None
+    deliveries = {"model": delivery} if delivery is not None else {}
     answers: list[CommandResult] = []
     carry_out(EngineHandlers(at.operations, deliveries), "cancel", CancelArgs(), answers.append, "c2")
     return answers[-1]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from brokers import RealBroker, on_the_air
-from delivery_bench import deliveries_of
 from device import TOPICS, Device
 from turned_clock import TurnedClock
 from unexpected import unexpected
@@ -54,8 +53,7 @@ class Board:
             {"front": LiveAccuracy(open_task(model).labels)}, model, lambda error, _: unexpected(error)
         )
         handlers = Device().handlers()
-        deliveries = deliveries_of(delivery)
-        self.inbox = CommandInbox(link, handlers, self.settings, deliveries, labels, authority, reporter, self.clock)
+        self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter, self.clock)
 
     def document(self, version: int, **values: Any) -> dict[str, Any]:
         """Return a document `desired` that expires in a minute."""
