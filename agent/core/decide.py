@@ -363,16 +363,14 @@ class _Turn:
             self._refuse(command, "command.rollback", "no previous engine", expected, "recalibrate instead")
 
     def _asked_to_switch(self, event: fact.AskedToSwitch) -> None:
-        command, wanted, remedy = event.command, event.artefact, "ask for the status first"
-        if self._refuses_swap(command) or self._refuses_stuck(command):
+        if self._refuses_swap(event.command) or self._refuses_stuck(event.command):
             return
-        if wanted == self.facts.serving:
-            self._refuse(command, "command.switch", "the regime in service", "another one", remedy)
-        elif wanted not in self.facts.known:
-            known = ", ".join(self.facts.known) or "a known regime; none is known yet"
-            self._refuse(command, "command.switch", f"no regime '{wanted}'", known, remedy)
-        else:
-            self._load(Switch(wanted, by_command=True), (command,))
+        try:
+            event.args.check(self.facts.serving, self.facts.known)
+        except CommandError as error:
+            self._act(act.Answer(event.command, error))
+            return
+        self._load(Switch(event.args.regime, by_command=True), (event.command,))
 
     def _refuses_swap(self, command: str) -> bool:
         if not _is_swapping(self.state, self.facts):

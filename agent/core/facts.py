@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from agent.common.errors import AgentError
+    from agent.contract.commands import SwitchArgs
     from agent.core.actions import Action
     from agent.core.kinds import MergedCalibration, Requested
     from agent.core.state import Attempt
@@ -129,10 +130,10 @@ class AskedToGoBack:
 
 @dataclass(frozen=True)
 class AskedToSwitch:
-    """The operator wants this regime's engine."""
+    """The operator wants the engine of another regime."""
 
     command: str
-    artefact: str
+    args: SwitchArgs
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
-from agent.commands.dispatcher import Handler
+from agent.commands.dispatcher import bind
 from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.clock import SYSTEM_CLOCK, Clock
@@ -31,7 +32,7 @@ from agent.control.reasons import explain
 from agent.control.summary import CameraSummary, RunSummary
 from agent.core import facts as fact
 from agent.core.kinds import Trigger
-from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
+from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload, set_log_level
 from agent.daemon.inbox import CommandInbox
 from agent.daemon.status import StatusReporter
 from agent.jobs.recovery import CrashRecovery
@@ -248,33 +249,29 @@ class Supervisor:
         if releases.damage is not None:
             self._reporter.error(releases.damage)
         reserve_bytes = config.store.reserve_bytes
-        models = FileReceiver(
-            config.state_dir / "incoming",
-            reserve_bytes,
-            run_in_main_thread,
-            ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
-            self.executor.try_model,
-            self._clock,
+        receiver = partial(
+            FileReceiver, reserve_bytes=reserve_bytes, run_in_main_thread=run_in_main_thread, clock=self._clock
         )
-        calibrations = FileReceiver(
-            config.state_dir / "incoming_calibration",
-            reserve_bytes,
-            run_in_main_thread,
-            calibration_admission(lambda: self._service.model),
-            self.executor.try_calibration,
-            self._clock,
-        )
-        deliveries = (models, calibrations)
-        handlers: dict[str, Handler] = {
-            **engine_handlers(self.executor, deliveries, self._preview),
-            **BoardHandlers(
-                settings, self._pipeline, link, self._stop, self.executor.watch.policies.show, self._clock
-            ).handlers,
-            "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
-            "model": models.start,
-            "calibration": calibrations.start,
+        deliveries: dict[str, FileReceiver[Any]] = {
+            "model": receiver(
+                config.state_dir / "incoming",
+                admit=ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
+                try_out=self.executor.try_model,
+            ),
+            "calibration": receiver(
+                config.state_dir / "incoming_calibration",
+                admit=calibration_admission(lambda: self._service.model),
+                try_out=self.executor.try_calibration,
+            ),
         }
-        return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter, self._clock)
+        handlers = bind(
+            lambda: settings.config,
+            EngineHandlers(self.executor, deliveries, self._preview),
+            BoardHandlers(settings, self._pipeline, link, self._stop, self.executor.watch.policies.show, self._clock),
+            HistogramUpload(self._service, link, run_in_main_thread),
+        )
+        receivers = [*deliveries.values()]
+        return CommandInbox(link, handlers, settings, receivers, self._labels, authority, self._reporter, self._clock)
 
     def run(self) -> RunSummary:
         """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from agent.commands.authority import Authority
-from agent.commands.dispatcher import Authorisation, CommandDispatcher
+from agent.commands.dispatcher import Authorisation, CommandDispatcher, bind
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
 from agent.common.clock import Clock
@@ -27,7 +27,7 @@ from agent.uplink.reporter import Reporter
 from fleet.simulator.client import LightClient
 from fleet.simulator.context import BoardContext
 from fleet.simulator.engines import Engines
-from fleet.simulator.handlers import SimulatedHandlers
+from fleet.simulator.handlers import SimulatedHandlers, Unsimulated
 from fleet.simulator.scene import CAMERA, drift_state
 
 AGENT_VERSION = "simulated"
@@ -79,7 +79,7 @@ class Daemon:
         )
         self._authority = Authority(options.config.commands, context.topics, local=True, synchronised=lambda: True)
         self._dispatcher = CommandDispatcher(
-            SimulatedHandlers(context, self._settings, restart).handlers,
+            bind(lambda: self._settings.config, SimulatedHandlers(context, self._settings, restart), Unsimulated()),
             self._answer,
             command_log=self._command_log,
             authority=self._authority,

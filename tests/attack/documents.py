@@ -42,7 +42,7 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
 )
 FIELDS = ("id", "op", "args", "issued", "expires", "version", "to", "signature", "values", "epoch", "upto")
-ARGS = ("frames", "method", "max_loss", "regime", "values", "level", "sha256", "size", "url", "release")
+ARGS = sorted({name for op in OPS.values() for name in op.args.model_fields})
 # Nearly a command: each field is what it should be, or anything.
 COMMANDS = st.fixed_dictionaries(
     {},
@@ -69,7 +69,8 @@ def as_json(document: object) -> bytes:
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """A good command, into which something fell."""
-    content = bytearray(payload(op=draw(st.sampled_from([*OPS]))))
+    op = draw(st.sampled_from([*OPS]))
+    content = bytearray(payload(op=op, args=OPS[op].example))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
         content[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))

@@ -9,16 +9,17 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from device import carry_out
 from job_bench import JobDeskBench, job_desk, two_engines
 
 from agent.camera.capture import Frame
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
-from agent.contract.commands import CommandResult, RollbackArgs
+from agent.contract.commands import CommandResult, RollbackArgs, SwitchArgs
 from agent.core import facts as fact
 from agent.core.kinds import Alarm
 from agent.core.state import Job, JobState
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.trial import AnswerRecord, TrialEvents
 from agent.validation.verdict import Verdict
@@ -112,7 +113,7 @@ class Bench:
         elif kind == "switch":
             wanted = artefact or self.new
             executor.watch.regimes.store.known = (SimpleNamespace(artefact=wanted),)  # type: ignore[assignment]
-            executor.take(fact.AskedToSwitch(executor.ledger.expect(progress), wanted))
+            executor.take(fact.AskedToSwitch(executor.ledger.expect(progress), SwitchArgs(regime=wanted)))
         else:
             executor.take(fact.AskedToGoBack(executor.ledger.expect(progress), self.new))
         assert self.trial is not None
@@ -139,7 +140,7 @@ class Bench:
     def recall(self, command: str) -> CommandResult:
         """The operator's rollback; its result by now."""
         answers: list[CommandResult] = []
-        engine_handlers(self.executor)["rollback"](RollbackArgs(), CommandProgress(command, answers.append))
+        carry_out(EngineHandlers(self.executor), "rollback", RollbackArgs(), answers.append, command)
         self.recalls = answers
         return answers[-1]
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
+from device import carry_out
 from raising_world import COLLAPSES, collapsing_net, config_in, observer_state, observing
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
@@ -28,7 +29,7 @@ from agent.contract.messages import Birth
 from agent.control.executor import Executor
 from agent.core import facts as fact
 from agent.core.kinds import RaisedPrecision
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobJournal
 from agent.models.build import build_artefact
@@ -75,8 +76,7 @@ class Desk:
         finish(self.executor, outcome)
 
     def roll_back(self) -> None:
-        rollback = engine_handlers(self.executor)["rollback"]
-        rollback(RollbackArgs(), CommandProgress("c1", self.results.append))
+        carry_out(EngineHandlers(self.executor), "rollback", RollbackArgs(), self.results.append)
 
 
 class Loop:

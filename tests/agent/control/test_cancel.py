@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from device import carry_out
 from trouble_bench import Desk, desk
 
 from agent.collection.collection import SharedCollection
@@ -14,7 +15,7 @@ from agent.commands.authority import Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs.headroom import Headroom
 
 __all__ = ["desk"]  # the fixture
@@ -22,10 +23,9 @@ __all__ = ["desk"]  # the fixture
 
 def cancelled(at: Desk, delivery: FileReceiver[StagedModel] | None = None) -> CommandResult:
     """Return the result of a command to cancel."""
-    deliveries = (delivery,) if delivery is not None else ()
-    handlers = engine_handlers(at.executor, deliveries)
+    deliveries = {"model": delivery} if delivery is not None else {}
     answers: list[CommandResult] = []
-    handlers["cancel"](CancelArgs(), CommandProgress("c2", answers.append))
+    carry_out(EngineHandlers(at.executor, deliveries), "cancel", CancelArgs(), answers.append, "c2")
     return answers[-1]
 
 

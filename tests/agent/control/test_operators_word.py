@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from device import carry_out
 from executor_bench import roll_back_often
 from trouble_bench import TROUBLES, Desk, desk
 from view_bench import camera, scene, watched
 
-from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.core.due import stopped_by
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 
 __all__ = ["desk"]  # the fixture
 
@@ -75,9 +75,8 @@ def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_cur
     at.accept()
     assert at.executor.state.trial is not None
     assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
-    handlers = engine_handlers(at.executor)
     answers: list[CommandResult] = []
-    handlers["rollback"](RollbackArgs(), CommandProgress("c2", answers.append))
+    carry_out(EngineHandlers(at.executor), "rollback", RollbackArgs(), answers.append, "c2")
     assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "probation.recalled"
@@ -117,10 +116,9 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_refused(
     pipeline = cast(Any, at.executor.pipeline)
     pipeline.loop.is_stuck = True
     assert at.tick(state="alarm", serving_db=9.0) == ""
-    handlers = engine_handlers(at.executor)
     args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
     answers: list[CommandResult] = []
-    handlers[op](args, CommandProgress("c2", answers.append))
+    carry_out(EngineHandlers(at.executor), op, args, answers.append)
     error = answers[-1].error
     assert error is not None
     assert (error.code, "a candidate that still hangs" in error.message) == ("command.busy", True)

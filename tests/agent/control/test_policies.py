@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device import carry_out
 from exchange_bench import Bench as SwapBench
 from exchange_bench import bench
 from executor_bench import Desk, desk
 from results_bench import CONFIG, SPEC, detections, served
 
 from agent.camera.config import CameraConfig
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import PolicyArgs
 from agent.control.policies import FILE, Policies
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.results.writer import ResultLine
 from agent.vision.detections import Detections
 from agent.vision.tasks.classify import Classification
@@ -171,7 +171,7 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
 
     def order(**arguments: Any) -> dict[str, Any]:
         args = PolicyArgs.model_validate({"artefact": at.raised.id, **arguments})
-        engine_handlers(at.executor)["policy"](args, CommandProgress("c1", at.results.append))
+        carry_out(EngineHandlers(at.executor), "policy", args, at.results.append)
         assert at.results[-1].result is not None
         return at.results[-1].result
 

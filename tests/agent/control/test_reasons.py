@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from device import carry_out
 from executor_bench import roll_back_often
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 
 from agent.collection.collection import SharedCollection
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult, StatusArgs
 from agent.control.reasons import Reasons, explain
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.daemon.prometheus import DaemonMetrics
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
@@ -130,7 +130,7 @@ def test_each_place_shows_the_same_sentence(board: Board) -> None:
     pipeline.observer.states = lambda: states
     pipeline.served, pipeline.feeds = 0, {"camera": _feed()}
     answers: list[CommandResult] = []
-    engine_handlers(board.executor)["status"](StatusArgs(), CommandProgress("c1", answers.append))
+    carry_out(EngineHandlers(board.executor), "status", StatusArgs(), answers.append)
     status = answers[-1].result
     assert status is not None
     assert status["degraded_reason"] == why.degraded

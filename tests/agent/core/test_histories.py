@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from raising_world import config_of
 
 from agent.common.errors import AgentError
+from agent.contract.commands import SwitchArgs
 from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.kinds import MergedCalibration, NewModel, Recall, Requested
@@ -175,7 +176,9 @@ def happens(walk: Walk, what: str, number: int) -> None:
         case "back":
             walk.take(fact.AskedToGoBack(walk.command(), ("dusk", "")[number % 2]))
         case "switch":
-            walk.take(fact.AskedToSwitch(walk.command(), ("dusk", "nowhere", board.serving)[number % 3]))
+            walk.take(
+                fact.AskedToSwitch(walk.command(), SwitchArgs(regime=("dusk", "nowhere", board.serving)[number % 3]))
+            )
         case "model":
             walk.take(fact.ModelChanged(("another", "a third", "")[number % 3]))
         case "delivered":

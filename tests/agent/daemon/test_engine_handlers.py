@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from device import carry_out
 from executor_bench import Desk, desk
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 
 from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import RecalibrateArgs, SwitchArgs
 from agent.core.due import stopped_by
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs import workshop
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest
@@ -22,8 +24,7 @@ __all__ = ["desk", "job_desk", "two_engines"]  # fixtures
 
 
 def order(at: Desk, op: str, args: Any) -> None:
-    handlers = engine_handlers(at.executor)
-    handlers[op](args, CommandProgress("c1", at.results.append))
+    carry_out(EngineHandlers(at.executor), op, args, at.results.append)
 
 
 def knows(at: Desk, monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
@@ -66,7 +67,13 @@ def test_a_switch_to_an_unknown_or_the_present_regime_is_refused(
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[JobRequest]:
     """What is handed to child processes."""
     written: list[JobRequest] = []
-    monkeypatch.setattr(workshop, "write_job", lambda _path, request, *_: written.append(request))
+    write = workshop.write_job
+
+    def note(folder: Path, request: JobRequest, *more: Any) -> None:
+        written.append(request)
+        write(folder, request, *more)
+
+    monkeypatch.setattr("agent.jobs.workshop.write_job", note)
     return written
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device import carry_out
 from job_bench import JobDeskBench
 
 from agent.collection.collection import SharedCollection
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CancelArgs, CommandResult
 from agent.core.state import JobState
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs import workshop
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
@@ -135,7 +135,7 @@ def test_an_end_that_cannot_be_journaled_is_reported_all_the_same(
             patch.setattr(SharedCollection, "counts", (0, 0))
         job_desk.recalibrate(JobOutcome(error=ENGINE_FAILS) if end == "FAILED" else None)
         answers: list[CommandResult] = []
-        engine_handlers(job_desk.executor)["cancel"](CancelArgs(), CommandProgress("cancel", answers.append))
+        carry_out(EngineHandlers(job_desk.executor), "cancel", CancelArgs(), answers.append, "cancel")
         assert (answers[-1].status == "SUCCEEDED") is (end == "CANCELLED")
     (final,) = job_desk.finals()
     assert final.status == ("SUCCEEDED" if end == "COMMITTED" else "FAILED")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device import carry_out
 from executor_bench import Desk, ask, desk, refuse_journal
 
 from agent.commands.deliveries import StagedModel
@@ -14,7 +15,7 @@ from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CancelArgs, CommandResult
 from agent.core import facts as fact
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs import workshop
 from agent.jobs.child_process import JobOutcome
 from agent.serving.trial import Probation
@@ -88,7 +89,7 @@ def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
 def cancel(at: Desk) -> None:
     """What the operator has not sent is cancelled, too."""
     answers: list[CommandResult] = []
-    engine_handlers(at.executor)["cancel"](CancelArgs(), CommandProgress("cancel", answers.append))
+    carry_out(EngineHandlers(at.executor), "cancel", CancelArgs(), answers.append, "cancel")
     assert answers[-1].status == "SUCCEEDED"
 
 
