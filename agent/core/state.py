@@ -60,6 +60,7 @@ class JobState(str, Enum):
 _ORDER = tuple(JobState)
 WORK = _ORDER[: _ORDER.index(JobState.PROBATION)]  # the states in which there is no candidate yet
 _FINISHED = frozenset({JobState.COMMITTED, JobState.ROLLED_BACK, JobState.FAILED, JobState.CANCELLED})
+JOINABLE = (JobState.REQUESTED, JobState.COLLECTING)  # in which a job may carry out one more command
 # An engine that was built again for another runtime is not on probation: there is nothing to go back to. A start serves
 # the model that lies there, however far the job that tried it had come.
 _BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.VALIDATING, JobState.PROBATION})
@@ -184,7 +185,7 @@ class Job:
     @property
     def is_collecting(self) -> bool:
         """True until a child process has its frames."""
-        return self.child_since_s is None and self.state in (JobState.REQUESTED, JobState.COLLECTING)
+        return self.child_since_s is None and self.state in JOINABLE
 
     @property
     def description(self) -> str:

@@ -18,9 +18,9 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import Config
 from agent.core import facts as fact
-from agent.core.decide import collects_enough
 from agent.core.kinds import MergedCalibration, NewModel, OfflineStart, RaisedPrecision, Requested
 from agent.core.state import Attempt, Job
+from agent.core.work import collects_enough
 from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.fingerprints import settings_id
 from agent.jobs.headroom import Headroom

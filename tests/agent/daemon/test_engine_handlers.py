@@ -15,7 +15,7 @@ from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import RecalibrateArgs, SwitchArgs
 from agent.core.due import stopped_by
 from agent.daemon.handlers import EngineHandlers
-from agent.jobs import workshop
+from agent.jobs import request as requests_module
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest
 from agent.serving import trial
@@ -67,7 +67,7 @@ def test_a_switch_to_an_unknown_or_the_present_regime_is_refused(
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[JobRequest]:
     """What is handed to child processes."""
     written: list[JobRequest] = []
-    write = workshop.write_job
+    write = requests_module.write_job
 
     def note(folder: Path, request: JobRequest, *more: Any) -> None:
         written.append(request)
