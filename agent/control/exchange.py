@@ -23,7 +23,6 @@ from agent.control.summary import Rollback, RunSummary, Swap
 from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.kinds import NewModel, Trigger
-from agent.core.state import Job
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
@@ -32,7 +31,7 @@ from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from engines.store.artefact import Artefact, read_artefact
 
-Post = Callable[[fact.Event], None]  # takes an event to the executor, from any thread
+Post = Callable[[fact.Event], None]
 
 
 @dataclass
@@ -50,7 +49,8 @@ class EngineExchange:
     """The engines of the frame path, and the one in service. Everything runs in the supervisor's thread.
 
     Args:
-        post: Takes the events that follow to the executor.
+        then: Takes the event that follows from an action.
+        post: Takes what the frame path has to say, from its threads.
         on_engine_changed: Called with the candidate that serves, or None for the engine in service, and the capture
             time from which on it serves, by camera.
         policies: What is shown of each engine's answers, which events report.
@@ -64,6 +64,7 @@ class EngineExchange:
     pipeline: Pipeline
     reporter: Reporter
     summary: RunSummary
+    then: Post
     post: Post
     on_engine_changed: Callable[[LoadedEngine | None, Mapping[str, float]], None]
     policies: Policies
@@ -87,21 +88,21 @@ class EngineExchange:
         if not is_built:
             self.verdict = None
         lowers = bool(service.plan.floats.keys() - loaded.model.plan.floats.keys())
-        self.post(fact.Loaded(job.id, artefact.id, lowers))
+        self.then(fact.Loaded(job.id, artefact.id, lowers))
 
-    def drop(self) -> None:
+    def drop_engine(self, _action: act.DropEngine) -> None:
         """Close an engine that is loaded and was not tried."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.engine.close()
 
-    def start_trial(self, job: Job) -> None:
+    def start_trial(self, action: act.StartTrial) -> None:
         """Hand the loaded engine to the frame path.
 
         A new model's answers and latency are its own: its probation looks for outputs that are broken, errors and
         hangs. Raises AgentError (`probation.stuck`), with the engine closed.
         """
-        loaded, self._loaded = self._loaded, None
+        job, loaded, self._loaded = action.job, self._loaded, None
         assert loaded is not None, "an engine is loaded before it is tried"
         identity, is_model = loaded.artefact.id, isinstance(job.kind, NewModel)
         probation = Probation(
@@ -154,15 +155,15 @@ class EngineExchange:
     def go_back(self, action: act.GoBack) -> None:
         """Let the frame path go back; where it has done so already, or has ended, its own event follows."""
         if not self.pipeline.loop.roll_back(action.error) and action.is_final:
-            self.post(fact.CandidateGone(action.job.id, action.error))
+            self.then(fact.CandidateGone(action.job.id, action.error))
 
-    def keep(self, job: Job) -> None:
+    def keep(self, action: act.Keep) -> None:
         """Let the frame path close the previous engine; that of a model in service stays until the run ends."""
-        loop = self.pipeline.loop
-        if loop.has_live_candidate if isinstance(job.kind, NewModel) else loop.commit():
-            self.post(fact.CandidateKept(job.id))
+        loop, is_model = self.pipeline.loop, isinstance(action.job.kind, NewModel)
+        if loop.has_live_candidate if is_model else loop.commit():
+            self.then(fact.CandidateKept(action.job.id))
 
-    def commit(self) -> None:
+    def commit(self, _action: act.Commit) -> None:
         """Count the swap as one that is kept."""
         trial = self._kept = self._on_trial
         assert trial.announced is not None, "an engine is committed once it serves"
@@ -187,11 +188,11 @@ class EngineExchange:
             p99_judged=probation.judges_p99,
             **not_inherited,
         )
-        self.post(fact.MadeCurrent(action.job.id, identity))
+        self.then(fact.MadeCurrent(action.job.id, identity))
 
-    def back_in_service(self, ts: float | None) -> None:
+    def back_in_service(self, action: act.BackInService) -> None:
         """The engine in service answers again."""
-        self.on_engine_changed(None, self.pipeline.serving_since(ts))
+        self.on_engine_changed(None, self.pipeline.serving_since(action.ts))
 
     def report_rollback(self, action: act.ReportRollback) -> None:
         trial, error = self._on_trial, action.error
@@ -221,10 +222,6 @@ class EngineExchange:
             probation.affected_frames(error, action.waited),
             self.pipeline.dropped.total() - trial.missed_before,
         )
-
-    def release(self) -> None:
-        """Forget the engine of a job that has ended."""
-        self._trial = self.verdict = None
 
     @property
     def _on_trial(self) -> _OnTrial:

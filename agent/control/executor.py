@@ -1,18 +1,19 @@
 """Carry out what agent.core decides: gather facts, act, and bring back the events that follow.
 
 `Executor` owns the state and the devices that act: JobLedger (journal, reports, answers to commands), Workshop (the
-child process), EngineExchange (engines) and Watch (what is observed). They never call it. They post events, which it
-takes one after the other in the supervisor's thread.
+child process), EngineExchange (engines), Watch (what is observed), StoreUpkeep and KeptMemory. They never call it. What
+follows from an action, and what their threads have to say, are events, which it takes one after the other.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from agent.commands.deliveries import StagedCalibration, StagedModel
 from agent.commands.dispatcher import CommandProgress
@@ -35,7 +36,7 @@ from agent.jobs.job import JobJournal
 from agent.jobs.kept_memory import KeptMemory
 from agent.jobs.ledger import JobLedger, JobSummary
 from agent.jobs.offline_queue import OfflineQueue, attempts_in_vain
-from agent.jobs.workshop import Workshop
+from agent.jobs.workshop import DeliveredModels, Workshop
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraStates
@@ -67,96 +68,40 @@ class Executor:
 
     def __post_init__(self) -> None:
         config, service, pipeline, reporter, clock = (
-            self.config,
-            self.service,
-            self.pipeline,
-            self.reporter,
-            self.clock,
-        )
+            self.config, self.service, self.pipeline, self.reporter, self.clock,
+        )  # fmt: skip
 
         def report(error: AgentError) -> None:
             self.run_in_main_thread(lambda: reporter.error(error))
 
-        self.summary = RunSummary(str(service.serving.path))
-        self.watch = Watch(config, service, pipeline, reporter, self.summary, report)
-        self.ledger = JobLedger(reporter, self.journal)
-        self.offline = OfflineQueue(config, service, reporter.error)
-        self._models: dict[str, StagedModel] = {}  # that were delivered, by command
         self._events = deque[fact.Event]()
+        then = self._events.append
         self._is_taking = False
+        self.summary = RunSummary(str(service.serving.path))
+        self.ledger = JobLedger(reporter, self.journal, then)
+        self.watch = Watch(config, service, pipeline, reporter, self.summary, report)
+        self._models = DeliveredModels()
         self._workshop = Workshop(
-            config, service, pipeline.observer.collection, self.post, self._models.__getitem__, clock
+            config, service, pipeline.observer.collection, then, self.post, reporter, self._models, clock
         )
         self._exchange = EngineExchange(
-            config,
-            service,
-            pipeline,
-            reporter,
-            self.summary,
-            self.post,
-            self._engine_changed,
-            self.watch.policies,
-            clock,
-        )
-        self._upkeep = StoreUpkeep(config, service, reporter, lambda: self.watch.regimes.artefacts)
-        self._memory = KeptMemory(config.state_dir if pipeline.is_live else None, report)
+            config, service, pipeline, reporter, self.summary, then, self.post, self._engine_changed,
+            self.watch.policies, clock,
+        )  # fmt: skip
+        self._offline = OfflineQueue(config, service, reporter.error)
+        memory = KeptMemory(config.state_dir if pipeline.is_live else None, report, clock)
+        upkeep = StoreUpkeep(config, service, reporter, lambda: self.watch.regimes.artefacts)
+        self._do = _doers(self.ledger, self._workshop, self._exchange, self.watch, self._models, memory, upkeep)
         self._find_settings()
         records = self.journal.records()
         self.state = State(
-            self._memory.read(self.now, self._raising),
+            memory.read(self._raising),
             answered=frozenset(str(each.request.get("due")) for each in records if each.trigger == Trigger.SCHEDULE),
             vain=attempts_in_vain(records),
             last_error=records[-1].error if records else None,
         )
-        self._do = self._devices()
         if pipeline.mismatch is not None:
             self.configure(config)
-
-    def _devices(self) -> dict[type[act.Action], Callable[[Any], object]]:
-        """What carries out each kind of action. Those that can fail raise TaredError."""
-        ledger, workshop, exchange, watch, upkeep = (
-            self.ledger,
-            self._workshop,
-            self._exchange,
-            self.watch,
-            self._upkeep,
-        )
-        return {
-            act.Remember: lambda _: self._memory.write(self.state.memory, self.now),
-            act.Begin: self._begin,
-            act.Join: ledger.join,
-            act.Enter: ledger.enter,
-            act.End: self._end,
-            act.Note: ledger.note,
-            act.Report: ledger.report,
-            act.Answer: ledger.answer,
-            act.MakeRoom: lambda _: upkeep.make_room(),
-            act.Tidy: lambda _: self._tidy(),
-            act.RestartCollection: watch.restart_collection,
-            act.CompareWithRefused: watch.compare_with_refused,
-            act.ReportSelection: lambda action: ledger.report_selection(action, watch.selection, self.config.state_dir),
-            act.HandOver: lambda action: workshop.hand_over(action.job),
-            act.PauseChild: lambda _: workshop.pause(),
-            act.ResumeChild: lambda _: workshop.resume(),
-            act.EndChild: lambda _: workshop.end(),
-            act.Load: exchange.load,
-            act.DropEngine: lambda _: exchange.drop(),
-            act.StartTrial: lambda action: exchange.start_trial(action.job),
-            act.Announce: exchange.announce,
-            act.GoBack: exchange.go_back,
-            act.Keep: lambda action: exchange.keep(action.job),
-            act.Commit: lambda _: exchange.commit(),
-            act.MakeCurrent: exchange.make_current,
-            act.BackInService: lambda action: exchange.back_in_service(action.ts),
-            act.ReportRollback: exchange.report_rollback,
-            act.Reject: exchange.reject,
-            act.ForgetRegime: lambda action: watch.forget_regime(action.artefact),
-            act.LearnGain: lambda action: watch.learn_gain(action.verdict),
-            act.ResetViews: lambda _: watch.reset_views(),
-            act.AnswerMismatch: lambda _: self.pipeline.answer_mismatch(),
-            act.InstallModel: lambda action: self._models[action.command].install(),
-            act.DropModel: self._drop_model,
-        }
 
     @property
     def now(self) -> fact.Now:
@@ -172,7 +117,7 @@ class Executor:
         states: what the observer has found; None: ask it.
         """
         self._events.append(event)
-        if self._is_taking:  # a device had something to tell at once
+        if self._is_taking:
             return
         self._is_taking = True
         try:
@@ -202,11 +147,9 @@ class Executor:
     def facts(self, event: fact.Event, states: CameraStates | None = None) -> fact.Facts:
         """Gather the facts as of now."""
         service, loop, observer, job = self.service, self.pipeline.loop, self.pipeline.observer, self.state.job
-        cameras = observer.states() if states is None else states
-        asks = isinstance(event, fact.Tick) and job is not None and self.state.trial is None
-        probation = None
-        if self.state.trial is not None:
-            probation = self._exchange.probation(cameras, isinstance(event, fact.TrialEnded))
+        cameras, on_trial = observer.states() if states is None else states, self.state.trial is not None
+        is_last = isinstance(event, fact.TrialEnded)
+        looks = isinstance(event, fact.Tick) and not on_trial
         return fact.Facts(
             fresh=uuid.uuid4().hex[:12],
             cameras=cameras,
@@ -219,10 +162,10 @@ class Executor:
             is_stuck=loop.is_stuck,
             path_error=self.pipeline.error,
             collected=observer.collection.counts,
-            headroom=self._workshop.headroom(job) if asks and job is not None else "",
+            headroom=self._workshop.headroom(job) if looks and job is not None else "",
             paused_s=self._workshop.paused_s,
-            probation=probation,
-            offline=self.offline.works(self._settings) if service.is_degraded else (),
+            probation=self._exchange.probation(cameras, is_last) if on_trial else None,
+            offline=self._offline.works(self._settings) if service.is_degraded else (),
             detects=open_task(self.config.model).finds_objects,
         )
 
@@ -230,7 +173,7 @@ class Executor:
     def unused(self) -> list[TaredError]:
         """Reasons why offline work of the owner is not used: the plan, and the start of a first calibration."""
         plan = [self.unused_plan] if self.unused_plan is not None else []
-        return [*plan, *self.offline.unused(self._settings, self.state.vain)]
+        return [*plan, *self._offline.unused(self._settings, self.state.vain)]
 
     @property
     def jobs(self) -> list[JobSummary]:
@@ -288,9 +231,8 @@ class Executor:
 
     def try_model(self, staged: StagedModel) -> None:
         """Try a model that was delivered."""
-        command = self.ledger.expect(staged.progress)
-        self._models[command] = staged
-        self.take(fact.ModelDelivered(staged.content, command))
+        self._models.expect(staged)
+        self.take(fact.ModelDelivered(staged.content, self.ledger.expect(staged.progress)))
 
     def end_collection(self) -> bool:
         """Let the running job make do with the frames there are, and start no other; True while it goes on.
@@ -305,27 +247,7 @@ class Executor:
         """Cancel what is under way."""
         self.take(fact.Stopping(reason))
 
-    def _begin(self, action: act.Begin) -> None:
-        self._workshop.open()
-        self.ledger.begin(action)
-        self._events.append(fact.Begun(action.job.id))
-
-    def _end(self, action: act.End) -> None:
-        self.ledger.end(action)
-        self._exchange.release()
-
-    def _tidy(self) -> None:
-        self._upkeep.tidy()
-        self.watch.forget_policies()
-
-    def _drop_model(self, action: act.DropModel) -> None:
-        staged = self._models.pop(action.command)
-        if action.for_good:
-            staged.forget()
-        else:
-            staged.discard()
-
-    def _engine_changed(self, candidate: LoadedEngine | None, since: Any, recall: bool = False) -> None:
+    def _engine_changed(self, candidate: LoadedEngine | None, since: Mapping[str, float], recall: bool = False) -> None:
         self._find_settings()
         self.watch.engine_changed(candidate, since, recall)
         self.take(fact.SettingsChanged())
@@ -334,3 +256,15 @@ class Executor:
         """Find the fingerprints of all that a candidate depends on; they change with the settings and the engine."""
         self._settings = settings_id(self.config, self.service)
         self._raising = raising_id(self.config, self.service)
+
+
+def _doers(*devices: object) -> Mapping[type[act.Action], Callable[[Any], object]]:
+    """Return what carries out each kind of action: the method of its name, of the device that has one.
+
+    A method raises TaredError for an action that has failed. Raises AttributeError for an action that no device knows.
+    """
+    doers = {}
+    for kind in get_args(act.Action):
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+        doers[kind] = getattr(next((each for each in devices if hasattr(each, name)), None), name)
+    return doers

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from agent.common.heap import release_free_memory
 from agent.config import Config
+from agent.core import actions as act
 from agent.models.engine_service import EngineService
 from agent.uplink.reporter import Reporter
 from engines.store.retention import Freed, Pins, StoreCleaner
@@ -23,11 +24,11 @@ class StoreUpkeep:
         self._reporter = reporter
         self._regimes = regimes
 
-    def make_room(self) -> None:
+    def make_room(self, _action: act.MakeRoom) -> None:
         """Free disk space for one more engine. Raises EngineError as `StoreCleaner.ensure_room`."""
         self._report(self._cleaner.ensure_room(self._cleaner.largest_bytes(), self._pins))
 
-    def tidy(self) -> None:
+    def tidy(self, _action: act.Tidy) -> None:
         """Remove artefacts that nobody needs any more, and give free memory back; no job may be running."""
         with self._reporter.reporting_errors():
             self._report(self._cleaner.tidy(self._pins))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.collection.report import SelectionReport
 from agent.common.errors import AgentError
 from agent.config import Config
 from agent.contract.commands import PolicyArgs
@@ -25,7 +24,6 @@ from agent.monitoring.gains import GainRecord
 from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
-from agent.validation.verdict import Verdict
 from calibrate.statistics.fidelity_gain import Recalibrated
 
 
@@ -122,20 +120,19 @@ class Watch:
         for monitor in self.pipeline.observer.monitors.values():
             monitor.compare_with_refused(action.scene)
 
-    @property
-    def selection(self) -> SelectionReport:
-        """How the frames of the collection were chosen."""
-        return self.pipeline.observer.collection.selection_report()
+    def answer_mismatch(self, _action: act.AnswerMismatch) -> None:
+        self.pipeline.answer_mismatch()
 
-    def reset_views(self) -> None:
+    def reset_views(self, _action: act.ResetViews) -> None:
         for monitor in self.pipeline.observer.monitors.values():
             monitor.reset_view()
 
     def report_mismatch(self, mismatch: Mismatch) -> None:
         self._changes.report_mismatch(mismatch)
 
-    def learn_gain(self, verdict: Verdict) -> None:
+    def learn_gain(self, action: act.LearnGain) -> None:
         """Note what a recalibration has gained over the INT8 engine in service, on the frames that judged it."""
+        verdict = action.verdict
         states = self.pipeline.observer.states().values()
         gains_db = [state.drift.serving_db for state in states if state.drift is not None and state.drift.judged]
         frames = verdict.frames - verdict.empty_frames
@@ -144,9 +141,9 @@ class Watch:
             loss, gain_db = 1.0 - verdict.fidelity_serving, sum(gains_db) / len(gains_db)
             self._gains.note(Recalibrated(gain_db, loss, gained, frames))
 
-    def forget_regime(self, artefact: str) -> None:
+    def forget_regime(self, action: act.ForgetRegime) -> None:
         with self.reporter.reporting_errors():
-            self.regimes.forget(artefact)
+            self.regimes.forget(action.artefact)
         self.reporter.keeps_regimes(self.regimes.artefacts)
 
     def set_policy(self, args: PolicyArgs) -> None:
@@ -155,8 +152,7 @@ class Watch:
         self.reporter.event("policy", artefact=args.artefact, policy=self.policies.summary(args.artefact))
         self.reporter.keeps_policies(self.policies.summaries())
 
-    def forget_policies(self) -> None:
-        """Remove the policies of artefacts that the store has removed."""
+    def forget_policies(self, _action: act.ForgetPolicies) -> None:
         with self.reporter.reporting_errors():
             if self.policies.keep_only({path.name for path in self.service.store.places()}):
                 self.reporter.keeps_policies(self.policies.summaries())

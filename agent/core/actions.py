@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import JsonValue
 
-from agent.core.state import Job, JobState
+from agent.core.state import Job, JobState, Memory
 
 if TYPE_CHECKING:
     from agent.common.errors import AgentError
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remember:
-    """Keep State.memory on the disk. A disk that refuses is reported, and nothing is undone."""
+    """Keep a memory on the disk. A disk that refuses is reported, and nothing is undone."""
+
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class MakeRoom:
 @dataclass(frozen=True)
 class Tidy:
     """Remove artefacts that nobody needs any more, and give free memory back."""
+
+
+@dataclass(frozen=True)
+class ForgetPolicies:
+    """Remove the policies of artefacts that the store has no more."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +285,7 @@ Action: TypeAlias = (
     | Answer
     | MakeRoom
     | Tidy
+    | ForgetPolicies
     | RestartCollection
     | CompareWithRefused
     | ReportSelection

@@ -136,6 +136,7 @@ def _tidy(turn: Turn) -> None:
         turn.restrain(replace(turn.state.memory.restraint, rollbacks_s=()))
     turn.set(is_untidy=False, clears_rollbacks=False)
     turn.do(act.Tidy())
+    turn.do(act.ForgetPolicies())
 
 
 def _start_what_is_due(turn: Turn) -> None:

@@ -84,7 +84,7 @@ class Turn:
 
     def remember(self) -> None:
         self.set(ahead_s=self.ahead_s)
-        self.do(act.Remember())
+        self.do(act.Remember(self.state.memory))
 
     def restrain(self, restraint: Restraint) -> None:
         self.set(memory=replace(self.state.memory, restraint=restraint))

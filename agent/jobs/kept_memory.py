@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.state_files import StateFile
-from agent.core.facts import Now
+from agent.core import actions as act
 from agent.core.state import NEVER_S, Attempt, Memory, Refusal, Restraint
 from agent.monitoring.regimes import parse_regime
 
@@ -26,13 +27,16 @@ _RESTRAINT_SCHEMA, _RAISED_SCHEMA, _REFUSAL_SCHEMA = 2, 1, 1
 class KeptMemory:
     """The memory of earlier processes. A file that cannot be parsed counts as empty."""
 
-    def __init__(self, state_dir: Path | None, on_error: Callable[[AgentError], None]) -> None:
+    def __init__(
+        self, state_dir: Path | None, on_error: Callable[[AgentError], None], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Open the files.
 
         Args:
             state_dir: None keeps nothing over a restart, as for a recording.
             on_error: Called once for each file that the disk refuses.
         """
+        self._clock = clock
 
         def file(name: str, schema: int, code: str) -> StateFile:
             return StateFile(state_dir / name if state_dir is not None else None, schema, code, on_error)
@@ -42,7 +46,7 @@ class KeptMemory:
         self._refusal = file("refusal.json", _REFUSAL_SCHEMA, "refusal.write")
         self._kept = Memory()
 
-    def read(self, now: Now, raised_under: str) -> Memory:
+    def read(self, raised_under: str) -> Memory:
         """Return what earlier processes remembered.
 
         Args:
@@ -50,25 +54,26 @@ class KeptMemory:
 
         Raises AgentError (`restraint.schema`, `attempts.schema`, `refusal.schema`) for a file of a newer tared.
         """
-        restraint = self._restraint.read(lambda document: _parse_restraint(document, now))
+        restraint = self._restraint.read(lambda document: _parse_restraint(document, self._clock))
         raised = self._raised.read(lambda document: _parse_raised(document, raised_under))
         memory = Memory(restraint or Restraint(), raised or {}, raised_under, self._refusal.read(_parse_refusal))
         self._kept = memory
         if restraint is not None:
-            self._write_restraint(restraint, now)  # times from the future would hold again at every start
+            self._write_restraint(restraint)  # times from the future would hold again at every start
         return memory
 
-    def write(self, memory: Memory, now: Now) -> None:
+    def remember(self, action: act.Remember) -> None:
         """Keep a memory. The times are written again each time, since the wall clock may have been set."""
+        memory = action.memory
         kept, self._kept = self._kept, memory
-        self._write_restraint(memory.restraint, now)
+        self._write_restraint(memory.restraint)
         if memory.raised != kept.raised:
             self._raised.write({"origin": memory.raised_under, "refused": dict(memory.raised)})
         if memory.refusal is not None and memory.refusal is not kept.refusal:
             self._refusal.write({**asdict(memory.refusal.attempt), "error": memory.refusal.error.as_dict()})
 
-    def _write_restraint(self, restraint: Restraint, now: Now) -> None:
-        ahead_s = now.wall_s - now.monotonic_s
+    def _write_restraint(self, restraint: Restraint) -> None:
+        ahead_s = self._clock.wall_s() - self._clock.monotonic_s()
         starts, rollbacks = (
             [each + ahead_s for each in times] for times in (restraint.starts_s, restraint.rollbacks_s)
         )
@@ -78,14 +83,15 @@ class KeptMemory:
         self._restraint.write({"jobs": starts, "rollbacks": rollbacks, "failed": failed, "switched": switched})
 
 
-def _parse_restraint(document: Mapping[str, Any], now: Now) -> Restraint:
+def _parse_restraint(document: Mapping[str, Any], clock: Clock) -> Restraint:
     """Raises KeyError, TypeError, ValueError for what was never written."""
+    now_s, ahead_s = clock.monotonic_s(), clock.wall_s() - clock.monotonic_s()
 
     def monotonic_s(wall_s: Any) -> float:
         if not math.isfinite(wall_s):
             raise ValueError("a time that no clock shows")
-        time_s = float(wall_s) - now.wall_s + now.monotonic_s
-        return min(time_s, now.monotonic_s) if time_s <= now.monotonic_s + _DAY_S else NEVER_S
+        time_s = float(wall_s) - ahead_s
+        return min(time_s, now_s) if time_s <= now_s + _DAY_S else NEVER_S
 
     starts_s, rollbacks_s = (
         tuple(sorted(filter(math.isfinite, map(monotonic_s, document[key])))) for key in ("jobs", "rollbacks")

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pydantic import JsonValue
 
-from agent.collection.report import SelectionReport
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.core import actions as act
+from agent.core import facts as fact
 from agent.core.kinds import Recall
 from agent.core.state import Job, JobState
 from agent.jobs.job import JobJournal
@@ -38,12 +38,16 @@ class JobSummary:
 class JobLedger:
     """What becomes of jobs, for everybody who wants to know it.
 
+    Args:
+        then: Takes the event that follows from an action.
+
     Attributes:
         ended: The newest jobs of this process that have ended, the latest last.
     """
 
     reporter: Reporter
     journal: JobJournal
+    then: Callable[[fact.Event], None] = lambda _: None
     ended: deque[JobSummary] = field(default_factory=lambda: deque(maxlen=_MOST_JOBS), init=False)
     _commands: dict[str, CommandProgress] = field(default_factory=dict, init=False)
 
@@ -57,6 +61,7 @@ class JobLedger:
         """Raises AgentError (`journal.write`): there is no job then."""
         job = action.job
         self.journal.start(job.id, job.kind.trigger.value, job.kind.request, job.commands)
+        self.then(fact.Begun(job.id))
 
     def join(self, action: act.Join) -> None:
         """Raises AgentError (`journal.write`)."""
@@ -105,11 +110,6 @@ class JobLedger:
             self._commands[action.command].succeed()
         else:
             self._commands[action.command].fail(action.error)
-
-    def report_selection(self, action: act.ReportSelection, selection: SelectionReport, state_dir: Path) -> None:
-        """Report how the frames were chosen, as an event and in the state directory."""
-        self.note(act.Note(action.job, {"percent": action.job.percent, "selection": selection.detail()}))
-        selection.write(state_dir, self.reporter.error)
 
     def _told(self, job: Job) -> list[CommandProgress]:
         """The commands that the job carries out, and that have not been answered by something else."""

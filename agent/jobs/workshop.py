@@ -17,6 +17,7 @@ from agent.commands.deliveries import StagedModel
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import Config
+from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.kinds import MergedCalibration, NewModel, OfflineStart, RaisedPrecision, Requested
 from agent.core.state import Attempt, Job
@@ -29,8 +30,34 @@ from agent.models.engine_service import EngineService
 from agent.monitoring.drift import Regime
 from agent.system.board import BoardState
 from agent.system.state_dir import remove_unfinished_builds
+from agent.uplink.reporter import Reporter
 
 _PLANNED_WITHIN = 1.0 / 3.0  # share of the child's time limit, to measure plans: builds and verdicts follow
+
+
+class DeliveredModels:
+    """The models that commands have delivered, until each has been tried."""
+
+    def __init__(self) -> None:
+        self._by_command: dict[str, StagedModel] = {}
+
+    def expect(self, staged: StagedModel) -> None:
+        self._by_command[staged.progress.latest.id] = staged
+
+    def staged(self, job: Job) -> StagedModel:
+        """Return the model that the job tries."""
+        return self._by_command[job.commands[0]]
+
+    def install_model(self, action: act.InstallModel) -> None:
+        """Raises AgentError as `StagedModel.install`."""
+        self._by_command[action.command].install()
+
+    def drop_model(self, action: act.DropModel) -> None:
+        staged = self._by_command.pop(action.command)
+        if action.for_good:
+            staged.forget()
+        else:
+            staged.discard()
 
 
 @dataclass
@@ -38,25 +65,24 @@ class Workshop:
     """The child process of the running job, and its headroom. Everything runs in the supervisor's thread.
 
     Args:
-        post: Takes an event to the executor, from any thread.
-        staged: Returns the delivered model of a command.
+        then: Takes the event that follows from an action.
+        post: Takes what the child says, from its threads.
     """
 
     config: Config
     service: EngineService
     collection: SharedCollection
+    then: Callable[[fact.Event], None]
     post: Callable[[fact.Event], None]
-    staged: Callable[[str], StagedModel]
+    reporter: Reporter
+    models: DeliveredModels
     clock: Clock = SYSTEM_CLOCK
     _child: JobProcess | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._board = BoardState()
-        self.open()
-
-    def open(self) -> None:
-        """A job begins, with headroom of its own."""
         self._headroom = Headroom(self.config.recalibration.headroom, self._board, self.clock)
+        self._job = ""  # whose headroom it is
 
     @property
     def paused_s(self) -> float:
@@ -65,6 +91,8 @@ class Workshop:
 
     def headroom(self, job: Job) -> str | AgentError:
         """Return why the board cannot afford the job's next step, empty where it can; the error after too long."""
+        if job.id != self._job:
+            self._job, self._headroom = job.id, Headroom(self.config.recalibration.headroom, self._board, self.clock)
         try:
             if job.child_since_s is not None:
                 return self._headroom.reason_to_pause()
@@ -72,20 +100,27 @@ class Workshop:
         except AgentError as error:
             return error
 
-    def hand_over(self, job: Job) -> None:
+    def report_selection(self, action: act.ReportSelection) -> None:
+        """Report how the frames were chosen, as an event and in the state directory."""
+        job, selection = action.job, self.collection.selection_report()
+        trigger, step = job.kind.trigger.value, job.state.value
+        self.reporter.event("job", trigger=trigger, step=step, percent=job.percent, selection=selection.detail())
+        selection.write(self.config.state_dir, self.reporter.error)
+
+    def hand_over(self, action: act.HandOver) -> None:
         """Write the job with the collected frames, and start the child process on it.
 
         Raises AgentError:
             recalibration.disk   the disk refuses
             recalibration.child  no process can be started
         """
-        collected = self.collection.collected()
+        job, collected = action.job, self.collection.collected()
         if isinstance(job.kind, NewModel):
-            staged = self.staged(job.commands[0]) if job.commands else None
+            staged = self.models.staged(job) if job.commands else None
             model, accepted = (staged.file, staged.accepted) if staged else (self.config.model.path, False)
             serving, frames = self.service.serving.path, collected.held_out
             self._start(job, lambda path: write_reference_job(path, self.config, model, serving, frames, accepted))
-            self.post(fact.HandedOver(job.id, None, job.max_loss))
+            self.then(fact.HandedOver(job.id, None, job.max_loss))
             return
         request, attempt = self._request(job, collected.frames), None
         if job.kind.calibrates:
@@ -94,7 +129,7 @@ class Workshop:
         merged = Path(job.kind.file) if isinstance(job.kind, MergedCalibration) else None
         self._start(job, lambda path: write_job(path, request, collected, merged))
         # Probation goes by the verdict's limit, whatever `set` makes of it meanwhile.
-        self.post(fact.HandedOver(job.id, attempt, request.max_loss))
+        self.then(fact.HandedOver(job.id, attempt, request.max_loss))
 
     def _request(self, job: Job, frames: int) -> JobRequest:
         service, kind, config = self.service, job.kind, self.config
@@ -153,15 +188,15 @@ class Workshop:
     def _ended(job: Job, outcome: JobOutcome) -> fact.ChildEnded:
         return fact.ChildEnded(job.id, str(outcome.artefact or ""), outcome.verdict, outcome.error)
 
-    def pause(self) -> None:
+    def pause_child(self, _action: act.PauseChild) -> None:
         if self._child is not None:
             self._child.pause()
 
-    def resume(self) -> None:
+    def resume_child(self, _action: act.ResumeChild) -> None:
         if self._child is not None:
             self._child.resume()
 
-    def end(self) -> None:
+    def end_child(self, _action: act.EndChild) -> None:
         """End the child process, whatever it is doing; this takes a few seconds at most."""
         child, self._child = self._child, None
         if child is not None:

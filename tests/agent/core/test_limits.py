@@ -103,7 +103,7 @@ def test_a_clock_that_is_set_is_noticed_and_what_is_kept_is_written_again() -> N
     board.tick()
     assert board.tick() == []
     board.wall_s += 10 * 365 * DAY_S
-    assert board.tick() == [act.Remember()]
+    assert board.tick() == [act.Remember(board.state.memory)]
     assert board.held_back == "recalibration.cooldown"
     assert board.tick() == []
 
