@@ -14,9 +14,10 @@ from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import RecalibrateArgs
 from agent.control.executor import Executor
+from agent.core.state import JobState
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.fingerprints import settings_id
-from agent.jobs.ledger import JobLedger
+from agent.jobs.job import JobJournal
 from agent.monitoring.camera_monitor import CameraState
 
 __all__ = ["job_desk", "two_engines"]  # fixtures
@@ -104,10 +105,14 @@ def test_a_scene_that_has_changed_is_tried_with_frames_of_its_own(board: Board, 
 def test_a_kill_before_the_journal_has_the_end_does_not_forget_the_refusal(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object, **__: object) -> None:
-        raise SystemExit
+    enter = JobJournal.enter
 
-    monkeypatch.setattr(JobLedger, "end", killed)
+    def entering(journal: JobJournal, job: str, state: JobState, **outcome: Any) -> None:
+        if state is JobState.FAILED:
+            raise SystemExit
+        enter(journal, job, state, **outcome)
+
+    monkeypatch.setattr(JobJournal, "enter", entering)
     with pytest.raises(SystemExit):
         board.pass_s(MINUTE)
     monkeypatch.undo()

@@ -13,6 +13,7 @@ import pytest
 
 from agent.config import Config
 from agent.control.upkeep import StoreUpkeep
+from agent.core.actions import MakeRoom
 from agent.models.engine_service import EngineService
 from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
@@ -141,7 +142,9 @@ def test_the_artefacts_that_make_room_are_reported(store: Store, disk: Callable[
     reporter = SimpleNamespace(event=lambda kind, **detail: events.append({"kind": kind, **detail}))
     settings = SimpleNamespace(store=SimpleNamespace(keep=3, reserve_bytes=size(artefacts[0].path)))
     service = SimpleNamespace(store=store, serving=artefacts[2])
-    StoreUpkeep(cast(Config, settings), cast(EngineService, service), cast(Reporter, reporter), list).make_room()
+    StoreUpkeep(cast(Config, settings), cast(EngineService, service), cast(Reporter, reporter), list).make_room(
+        MakeRoom()
+    )
     assert [(event["kind"], event["state"], event["removed"]) for event in events] == [
         ("store", "tidied", [artefacts[0].id])
     ]
