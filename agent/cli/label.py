@@ -192,12 +192,15 @@ def _print_accuracy(measured: MeasuredAccuracy) -> None:
 
 
 def _propose(options: argparse.Namespace, store: LabelStore) -> int:
+    from agent.common.board_state import BoardState
     from agent.common.console import say_error
     from agent.control.policies import Policies
     from agent.labelling.proposal import propose
 
     config = load_board_config(options.config)
-    policies = Policies(config, lambda error: say_error(str(error)))
+    state = BoardState.copy_of(config.state_dir, ["policies"])
+    policies = Policies(config, state)
+    state.report_to(lambda error: say_error(str(error)))
     frames = store.frames()
     stored = config.state_dir / "artefacts"
     regimes = [each for each in dict.fromkeys(frame.regime for frame in frames) if (stored / each).is_dir()]

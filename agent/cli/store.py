@@ -133,7 +133,8 @@ def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:
 
 
 def _pins(config: Config) -> Pins:
-    """Return the artefacts that regimes need while no daemon runs. Raises AgentError (`regimes.schema`)."""
+    """Return the artefacts that regimes need while no daemon runs. Raises AgentError as `BoardState.copy_of`."""
+    from agent.common.board_state import BoardState
     from agent.monitoring.regimes import regime_artefacts
 
-    return {"regime": regime_artefacts(config.state_dir / "regimes.json")}
+    return {"regime": regime_artefacts(BoardState.copy_of(config.state_dir, ["regimes"]))}

@@ -178,6 +178,11 @@ class BoardState:
             copy._report_damage(f"{folder}: tables that cannot be read")
         return copy
 
+    @property
+    def path(self) -> Path:
+        """The file, for errors."""
+        return self._file.path
+
     def report_to(self, on_error: Callable[[AgentError], None]) -> None:
         """Call on_error with every error from now on, by the thread that meets it, and with those found so far."""
         self._on_error = on_error

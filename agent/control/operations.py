@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agent.commands.deliveries import StagedCalibration
 from agent.commands.dispatcher import CommandProgress
+from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
@@ -73,6 +74,7 @@ class Operations:
     reporter: Reporter
     run_in_main_thread: RunInMainThread
     journal: JobJournal
+    state: BoardState
     unused_plan: TaredError | None = None
     clock: Clock = SYSTEM_CLOCK
 
@@ -82,27 +84,25 @@ class Operations:
         def report_error(error: AgentError) -> None:
             self.run_in_main_thread(lambda: reporter.error(error))
 
-        def kept_path(name: str) -> Path | None:
-            return config.state_dir / name if pipeline.is_live else None  # each play of a recording starts from scratch
-
-        self.policies = Policies(config, report_error)
+        kept = self.state if pipeline.is_live else BoardState(None)  # each play of a recording starts from scratch
+        self.policies = Policies(config, self.state)
         with reporter.reporting_errors():
             for before, artefact in service.rebuilt.items():
                 self.policies.hand_on(before, artefact)
         pipeline.keep_evidence(config.state_dir, report_error)
         self.summary = RunSummary(str(service.serving.path))
         self._changes = StateChangeReporter(reporter, self.summary.alarms, config)
-        self._gains = GainRecord(kept_path("gains.json"), service.identity, report_error)
+        self._gains = GainRecord(kept, service.identity)
         for monitor in pipeline.observer.monitors.values():
             monitor.gains = self._gains
-        store = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
+        store = RegimeStore(self.state, service.identity, config.regimes.most)
         observer = pipeline.observer
         self.regimes = Regimes(config, store, observer.monitors.values(), observer.collection)
-        self._attempts = PrecisionAttempts(kept_path("attempts.json"), raising_id(config, service), report_error)
-        self._refusals = RefusalMemory(kept_path("refusal.json"), report_error)
+        self._attempts = PrecisionAttempts(kept, raising_id(config, service))
+        self._refusals = RefusalMemory(kept)
         self._offline = OfflineQueue(config, service, self.journal, reporter.error)
         self._limits = AutomationLimits(
-            kept_path("restraint.json"),
+            kept,
             config.recalibration.per_day,
             config.recalibration.cooldown_s,
             config.regimes.cooldown_s,
@@ -259,7 +259,7 @@ class Operations:
         self.swap.stop(reason)
 
     def _start_job(self, trigger: Trigger) -> None:
-        """Start the job that is due, or switch regimes. Raises AgentError (`journal.write`)."""
+        """Start the job that is due, or switch regimes. Raises AgentError (`state.write`)."""
         if trigger.kind == "switch":
             self._switch(trigger.request["artefact"])
             return
@@ -338,7 +338,7 @@ class Operations:
     def _switch(self, identity: str) -> None:
         """Put the artefact of another regime in service; one that cannot serve any more is forgotten.
 
-        Raises AgentError (`journal.write`).
+        Raises AgentError (`state.write`).
         """
         since_s = self.clock.monotonic_s()
         try:
@@ -445,7 +445,7 @@ class Operations:
         """Recalibrate with fresh frames, by command; False while another job runs.
 
         A job that collects frames for the same request carries out this command too. Raises AgentError
-        (`journal.write`).
+        (`state.write`).
         """
         request = {"op": "recalibrate", **args.model_dump()}
         if self._registry.join(request, command):
@@ -461,7 +461,7 @@ class Operations:
     def try_calibration(self, staged: StagedCalibration) -> None:
         """Try a calibration that a fleet has merged, in a job with fresh frames to judge it.
 
-        Raises CommandError (`command.busy`), AgentError (`journal.write`).
+        Raises CommandError (`command.busy`), AgentError (`state.write`).
         """
         if not self._idle:
             found, remedy = "a job or a swap under way", "wait for its end, then send the command again"
@@ -488,7 +488,7 @@ class Operations:
             self.job.fail(error)
 
     def switch(self, loaded: LoadedEngine, command: CommandProgress) -> None:
-        """Switch to this regime's engine, by command. Raises AgentError (`journal.write`)."""
+        """Switch to this regime's engine, by command. Raises AgentError (`state.write`)."""
         self.jobs.abandon("the operator switches")
         request = {"op": "switch", "artefact": loaded.artefact.id}
         tracker = self._registry.start_with_engine(loaded.engine, "switch", request, command)
@@ -498,7 +498,7 @@ class Operations:
     def recall(self, command: CommandProgress) -> bool:
         """Take a candidate on probation back, by command; False where there is none.
 
-        Raises AgentError (`journal.write`).
+        Raises AgentError (`state.write`).
         """
         if not self.swap.can_recall:
             return False
@@ -509,7 +509,7 @@ class Operations:
     def go_back(self, loaded: LoadedEngine, command: CommandProgress) -> None:
         """Go back to this engine, by command. The present one must not return by itself at once, nor be switched to.
 
-        Raises AgentError (`journal.write`).
+        Raises AgentError (`state.write`).
         """
         self.jobs.abandon("the operator rolls back")
         tracker = self._registry.start_with_engine(loaded.engine, "rollback", {"op": "rollback"}, command)

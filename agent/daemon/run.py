@@ -17,6 +17,7 @@ from agent.camera.reader import source_length, source_seconds
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.authority import Authority
 from agent.commands.recognition import CommandRecognition
+from agent.common.board_state import BoardState
 from agent.common.console import say
 from agent.common.errors import AgentError, CameraError, ConfigError
 from agent.common.http.addresses import is_loopback
@@ -81,10 +82,13 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
         check_gstreamer(camera.to_source())
     os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are private from the first byte
     with ending_in_time(), lock_state_dir(config.state_dir):
-        return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
+        state = BoardState(config.state_dir)
+        return _run(config, state, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 
 
-def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages) -> RunSummary:
+def _run(
+    config: Config, state: BoardState, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages
+) -> RunSummary:
     content, model, unused_plan = _open_model(config)
     in_float = model.build_request(model.master, "fp32")
     chosen = choose_backend(config.backend, config.backend_options(), in_float)
@@ -108,7 +112,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
     with (
         handling_signals(raise_interrupt),
         _open_metrics(config) as set_metrics_source,
-        _open_link(config, birth, authority, pages) as link,
+        _open_link(config, state, birth, authority, pages) as link,
         _open_results(config, link) as results,
         _open_preview(config) as preview,
     ):
@@ -116,6 +120,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
         def serve() -> RunSummary:
             supervisor = Supervisor(
                 config,
+                state,
                 model,
                 backend,
                 link,
@@ -233,7 +238,9 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
 
 
 @contextmanager
-def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages) -> Iterator[MqttLink | None]:
+def _open_link(
+    config: Config, state: BoardState, birth: Birth, authority: Authority, pages: Pages
+) -> Iterator[MqttLink | None]:
     """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on.
 
     pages: opened beside the broker.
@@ -263,7 +270,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
                 topics,
                 [camera.name for camera in config.every_camera],
                 birth,
-                config.state_dir / "home_assistant",
+                state,
                 mqtt.home_assistant,
                 button=authority.allows_unsigned,  # Home Assistant signs nothing
             )

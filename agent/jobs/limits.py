@@ -2,27 +2,25 @@
 
 `AutomationLimits` counts jobs, failures, switches and rollbacks. Nothing starts by itself after too many rollbacks in a
 day. `PrecisionAttempts` remembers, for each artefact of low fidelity, which rungs were tried in vain.
-Both survive a restart in files of the state directory.
+Both survive a restart in the board's state.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
-from agent.common.state_files import StateFile
+from agent.common.salvage import Row
 from agent.planning.raising import EXHAUSTED
 from calibrate.errors import TaredError
 
 ROLLBACK_LOOP = "recalibration.rollback_loop"
 
-_SCHEMA = 2
 _DAY_S = 86_400.0
 _STEP_S = 1.0  # a clock that moved by more was set, and not only slewed
 
@@ -36,21 +34,15 @@ class AutomationLimits:
     3. After `rollbacks_per_day` candidates that were rolled back within a day: neither job nor switch until a day after
        the first of them.
 
-    Within a process only monotonic time counts. The file holds wall-clock times, which are written again when that
+    Within a process only monotonic time counts. The state holds wall-clock times, which are written again when that
     clock has been set. A time from the future counts as now: whatever a clock was set to, a restart makes nothing wait
     longer than its own pause, or a day. A time that lies ahead by more than a day is dropped: on a board that starts
     without the time it would count as now at every boot.
 
-    It starts with the limits of earlier processes. A file that cannot be parsed is started from scratch.
-
-    Args:
-        path: The file; None keeps nothing over a restart, as for a recording.
-        on_error: Called with ROLLBACK_LOOP, and once for a disk that refuses.
-
-    Raises AgentError (`restraint.schema`) for the file of a newer tared.
+    It starts with the limits of earlier processes. on_error is called with ROLLBACK_LOOP.
     """
 
-    path: Path | None
+    state: BoardState
     per_day: int
     job_pause_s: float
     switch_pause_s: float
@@ -59,13 +51,12 @@ class AutomationLimits:
     clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
-        self._file = StateFile(self.path, _SCHEMA, "restraint.write", self.on_error)
         self._jobs_s: deque[float] = deque(maxlen=self.per_day)  # monotonic times, as all below
         self._rollbacks_s: deque[float] = deque(maxlen=self.rollbacks_per_day)
         self._failed_s = self._switched_s = -math.inf
         # The wall clock's lead over the monotonic one, when they were last compared.
         self._ahead_s = self.clock.wall_s() - self.clock.monotonic_s()
-        if self._file.read(self._restore) is not None:
+        if self.state.read("limits", self._restore) is not None:
             self._write()  # times from the future would hold again at every start
         if self.in_rollback_loop:
             self._report_loop()
@@ -135,26 +126,23 @@ class AutomationLimits:
         self.on_error(AgentError(ROLLBACK_LOOP, found, expected, remedy))
 
     def _follow_clock(self) -> None:
-        """Write the file again if the wall clock was set."""
+        """Write the times again if the wall clock was set."""
         if abs(self.clock.wall_s() - self.clock.monotonic_s() - self._ahead_s) > _STEP_S:
             self._write()
 
-    def _restore(self, document: Mapping[str, Any]) -> bool:
-        """Go on with what `_write` kept. Raises KeyError, TypeError, ValueError for anything else."""
-        jobs_s, rollbacks_s = (
-            sorted(filter(math.isfinite, (self._as_monotonic(wall_s) for wall_s in document[key])))
-            for key in ("jobs", "rollbacks")
-        )
-        failed_s, switched_s = (
-            -math.inf if document[key] is None else self._as_monotonic(document[key]) for key in ("failed", "switched")
-        )
+    def _restore(self, rows: Sequence[Row]) -> bool:
+        """Go on with what `_write` kept. Raises KeyError, ValueError for anything else."""
+        times_s: dict[str, list[float]] = {kind: [] for kind in ("job", "rollback", "failed", "switched")}
+        for kind, wall_s in rows:
+            times_s[kind].append(self._as_monotonic(wall_s))
+        jobs_s, rollbacks_s, failed_s, switched_s = (sorted(filter(math.isfinite, each)) for each in times_s.values())
         self._jobs_s.extend(jobs_s)  # where more are kept than are allowed now, the newest count
         self._rollbacks_s.extend(rollbacks_s)
-        self._failed_s, self._switched_s = failed_s, switched_s
+        self._failed_s, self._switched_s = (max(each, default=-math.inf) for each in (failed_s, switched_s))
         return True
 
-    def _as_monotonic(self, wall_s: Any) -> float:
-        """Return -inf for a time that is dropped. Raises ValueError, TypeError for what is no time."""
+    def _as_monotonic(self, wall_s: float) -> float:
+        """Return -inf for a time that is dropped. Raises ValueError for what is no time."""
         if not math.isfinite(wall_s):
             raise ValueError("a time that no clock shows")
         time_s, now_s = float(wall_s) - self._ahead_s, self.clock.monotonic_s()
@@ -162,16 +150,17 @@ class AutomationLimits:
 
     def _write(self) -> None:
         self._ahead_s = self.clock.wall_s() - self.clock.monotonic_s()
-        jobs, rollbacks = (
-            [time_s + self._ahead_s for time_s in times_s] for times_s in (self._jobs_s, self._rollbacks_s)
-        )
-        failed, switched = (
-            time_s + self._ahead_s if math.isfinite(time_s) else None for time_s in (self._failed_s, self._switched_s)
-        )
-        self._file.write({"jobs": jobs, "rollbacks": rollbacks, "failed": failed, "switched": switched})
+        kinds = {"job": self._jobs_s, "rollback": self._rollbacks_s}
+        kinds |= {"failed": deque([self._failed_s]), "switched": deque([self._switched_s])}
+        rows = [
+            (kind, time_s + self._ahead_s)
+            for kind, times_s in kinds.items()
+            for time_s in times_s
+            if math.isfinite(time_s)
+        ]
+        self.state.write("limits", rows)
 
 
-_ATTEMPTS_SCHEMA = 1
 _MOST_ARTEFACTS = 100
 # The errors that judge a candidate: by its verdict, as its child compared it, or on probation.
 REFUSED = (
@@ -185,23 +174,18 @@ class PrecisionAttempts:
     """The raises of precision that were tried in vain, by the artefact whose low fidelity they were for.
 
     They hold as long as the configured plan, the rules and the settings of a raise stay the same, for the last hundred
-    artefacts. A file of others, or one that cannot be parsed, is started from scratch.
+    artefacts.
     """
 
-    def __init__(self, path: Path | None, origin: str, on_error: Callable[[AgentError], None]) -> None:
+    def __init__(self, state: BoardState, origin: str) -> None:
         """Read the attempts of earlier processes.
 
-        Args:
-            path: The file; None keeps nothing over a restart, as for a recording.
-            origin: Fingerprint of what the attempts depend on, as `raising_id` (agent.jobs.refusal) returns it.
-            on_error: Called once for a disk that refuses.
-
-        Raises AgentError (`attempts.schema`) for the file of a newer tared.
+        origin: Fingerprint of what the attempts depend on, as `raising_id` (agent.jobs.refusal) returns it.
         """
         self._origin = origin
-        self._file = StateFile(path, _ATTEMPTS_SCHEMA, "attempts.write", on_error)
+        self._state = state
         # By artefact, how many candidates were refused; None: no other is allowed. The latest artefact is the last.
-        self._refused: dict[str, int | None] = self._file.read(self._parse) or {}
+        self._refused: dict[str, int | None] = state.read("attempts", self._parse) or {}
 
     def renew(self, origin: str) -> None:
         """Forget all attempts if what they depend on has changed."""
@@ -238,11 +222,10 @@ class PrecisionAttempts:
         self._refused.pop(artefact, None)
         self._refused[artefact] = refused
         self._refused = dict(list(self._refused.items())[-_MOST_ARTEFACTS:])
-        self._file.write({"origin": self._origin, "refused": self._refused})
+        self._state.write("attempts", [(each, self._origin, count) for each, count in self._refused.items()])
 
-    def _parse(self, document: Mapping[str, Any]) -> dict[str, int | None]:
-        """Raises KeyError, TypeError, ValueError for what `_note` has not written, and for other rules."""
-        rows = list(document["refused"].items())[-_MOST_ARTEFACTS:]
-        if document["origin"] != self._origin or not all(each is None or each > 0 for _, each in rows):
-            raise ValueError("attempts under other rules, or attempts that never took place")
-        return {artefact: None if each is None else int(each) for artefact, each in rows}
+    def _parse(self, rows: Sequence[Row]) -> dict[str, int | None]:
+        """Return nothing of attempts under other rules. Raises ValueError for what `_note` has not written."""
+        if not all(count is None or count > 0 for _, _, count in rows):
+            raise ValueError("attempts that never took place")
+        return {artefact: count for artefact, origin, count in rows[-_MOST_ARTEFACTS:] if origin == self._origin}

@@ -99,7 +99,7 @@ class NewModel:
     def tick(self, idle: bool) -> None:
         """Try the model as soon as the daemon is idle, and again if a trial said nothing of the model.
 
-        Raises AgentError (`journal.write`).
+        Raises AgentError (`state.write`).
         """
         if self._trial is not None and self._trial.state.is_finished:
             try_again = not self.drop("its trial has ended")  # the job has reported to the sender

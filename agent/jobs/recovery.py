@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.commands.dispatcher import failure
+from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.jobs.job import JOURNAL, MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState, JobTracker
+from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState, JobTracker
 from agent.models.engine_service import reject
 from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
@@ -50,16 +51,16 @@ class CrashRecovery:
         current: Id of the artefact that `current` led to; empty for none.
     """
 
-    def __init__(self, state_dir: Path, reporter: Reporter) -> None:
+    def __init__(self, state_dir: Path, state: BoardState, reporter: Reporter) -> None:
         """Remove leftover files, and a candidate that was on probation, so that it cannot be chosen to serve.
 
-        The caller holds the directory's lock. Raises AgentError (`journal.schema`).
+        The caller holds the directory's lock.
         """
         remove_leftovers(state_dir)
         self._reporter = reporter
         link = state_dir / "current"
         self.current = link.readlink().name if link.is_symlink() else ""
-        self.journal = JobJournal(state_dir / JOURNAL, reporter.error)
+        self.journal = JobJournal(state)
         self._records = self.journal.records()
         on_probation = [
             record

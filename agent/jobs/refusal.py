@@ -8,14 +8,15 @@ same; each camera's monitor compares the scene with that of the attempt (`Camera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
+from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
-from agent.common.state_files import StateFile
+from agent.common.salvage import Row
+from agent.common.state_files import parse_state
 from agent.config import Config
 from agent.jobs.limits import REFUSED
 from agent.models.engine_service import EngineService
@@ -23,8 +24,6 @@ from agent.monitoring.drift import Regime
 from agent.monitoring.regimes import parse_regime
 from calibrate.errors import TaredError
 from engines.store.artefact import fingerprint
-
-_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -91,24 +90,17 @@ class Refusal:
 
 
 class RefusalMemory:
-    """The latest refusal. A file that cannot be parsed is started from scratch.
+    """The latest refusal.
 
     Attributes:
         settings: `settings_id` as of now; whoever changes what it covers sets it again.
     """
 
-    def __init__(self, path: Path | None, on_error: Callable[[AgentError], None]) -> None:
-        """Read the refusal that an earlier process kept.
-
-        Args:
-            path: The file; None keeps nothing over a restart, as for a recording.
-            on_error: Called once for a disk that refuses.
-
-        Raises AgentError (`refusal.schema`) for the file of a newer tared.
-        """
+    def __init__(self, state: BoardState) -> None:
+        """Read the refusal that an earlier process kept."""
         self.settings = ""
-        self._file = StateFile(path, _SCHEMA, "refusal.write", on_error)
-        self._latest: Refusal | None = self._file.read(_parse)
+        self._state = state
+        self._latest: Refusal | None = state.read("refusal", _parse)
 
     @property
     def standing(self) -> Refusal | None:
@@ -127,11 +119,13 @@ class RefusalMemory:
             return False
         words = error.as_dict()
         self._latest = Refusal(attempt, AgentError(**words))
-        self._file.write({**asdict(attempt), "error": words})
+        self._state.write("refusal", [(attempt.settings, json.dumps(asdict(attempt.scene)), json.dumps(words))])
         return True
 
 
-def _parse(document: Mapping[str, Any]) -> Refusal:
+def _parse(rows: Sequence[Row]) -> Refusal:
     """Raises KeyError, TypeError, ValueError for what `note` has not written."""
-    words = {key: str(document["error"][key]) for key in ("code", "found", "expected", "remedy")}
-    return Refusal(Attempt(str(document["settings"]), parse_regime(document["scene"])), AgentError(**words))
+    ((settings, scene, error),) = rows
+    kept = parse_state(error)
+    words = {key: str(kept[key]) for key in ("code", "found", "expected", "remedy")}
+    return Refusal(Attempt(settings, parse_regime(parse_state(scene))), AgentError(**words))

@@ -13,6 +13,7 @@ from agent.commands.authority import Authority
 from agent.commands.dispatcher import Authorisation, CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
+from agent.common.board_state import BoardState
 from agent.common.clock import Clock
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
@@ -65,18 +66,12 @@ class Daemon:
             boot_id=str(uuid.UUID(int=context.rng.getrandbits(128))),
         )
         self._reporter = _Reporter(self._link, birth, clock)
+        state = BoardState(context.folder if context.on_disk else None, clock)
+        state.report_to(self._reporter.error)
         self._settings = Settings(
-            options.config,
-            context.folder / "settings.json",
-            lambda _: True,
-            lambda _: self._link.send(self._settings.reported()),
-            self._reporter.error,
+            options.config, state, lambda _: True, lambda _: self._link.send(self._settings.reported())
         )
-        self._command_log = (
-            CommandLog(context.folder / "commands.sqlite", self._reporter.error, clock=clock)
-            if context.on_disk
-            else None
-        )
+        self._command_log = CommandLog(state, clock=clock) if context.on_disk else None
         self._authority = Authority(options.config.commands, context.topics, local=True, synchronised=lambda: True)
         self._dispatcher = CommandDispatcher(
             SimulatedHandlers(context, self._settings, restart).handlers,
