@@ -80,7 +80,7 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, ModelSpec]:
 
     Raises AgentError:
         labelling.task  the model's frames cannot be labelled
-        labelling.read  the folder is another user's
+        state.read  the folder is another user's
         labelling.none  no frame was drawn
     """
     from agent.labelling.store import LabelStore
@@ -97,7 +97,7 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, ModelSpec]:
         exists = LabelStore(config.state_dir, "", spec.task).exists
     except PermissionError as error:
         found, remedy = f"{config.state_dir}: {error.strerror}", "run it as the daemon's user, or with sudo"
-        raise AgentError("labelling.read", found, "a state directory of this user", remedy) from error
+        raise AgentError("state.read", found, "a state directory of this user", remedy) from error
     if not exists:
         raise _none_drawn(f"no drawn frame in {config.state_dir}")
     store = LabelStore(config.state_dir, open_model(spec).sha256, spec.task)  # the hash is of the prepared graph

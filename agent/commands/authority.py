@@ -138,12 +138,10 @@ class Releases:
         aside = state.lost_in("releases")
         if aside is not None and authority is not None and authority.has_keys:
             found, expected = (
-                f"the versions of accepted releases were lost with {aside}",
-                "the versions of all releases",
+                f"the versions of the releases cannot be read from {aside}",
+                "the versions of the releases",
             )
-            remedy = (
-                f"restore {state.path} from a backup, or remove {aside} if nobody can send an older release; restart"
-            )
+            remedy = f"restore {state.path}, or remove {aside} if nobody can send an older release; then restart"
             self.damage = AgentError("state.damaged", found, expected, remedy)
 
     def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:

@@ -64,9 +64,8 @@ class Settings:
         self.config = self.base
         self._values: dict[str, JsonValue] = {}
         self._signers: dict[str, str] = {}  # by name of the value: the key that has set it, empty for none
-        self._versions: dict[str, int] = (
-            self.state.read("settings_versions", _versions) or {}
-        )  # the highest of each key
+        # The highest version of each key.
+        self._versions: dict[str, int] = self.state.read("settings_versions", lambda rows: dict(rows)) or {}
         self.state.read("settings", self._restore)
         for key, value in list(self._values.items()):
             try:
@@ -126,10 +125,6 @@ class Settings:
         self._values = {key: value for key, value in values.items() if key not in revoked}
         self._signers = {key: signers[key] for key in self._values}
         return True
-
-
-def _versions(rows: Sequence[Row]) -> dict[str, int]:
-    return dict(rows)
 
 
 def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:

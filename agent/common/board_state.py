@@ -194,7 +194,10 @@ class BoardState:
         self._on_error(error)
 
     def lost_in(self, table: str) -> Path | None:
-        """Return the damaged file with which a table was lost, as long as it is there; None otherwise."""
+        """Return the file with which a table was lost, or could not be read; None for any other table.
+
+        A table is lost until somebody removes that file, and starts the daemon again.
+        """
         return self._lost.get(table)
 
     @contextmanager
@@ -227,6 +230,7 @@ class BoardState:
             rows = self._rows(table)
         except AgentError as error:
             self._report_once("read", error)
+            self._lost.setdefault(table, self.path)
             return None
         if not rows:
             return None

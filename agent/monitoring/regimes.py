@@ -2,8 +2,7 @@
 
 A *regime* is an artefact with its calibration. Where another regime fits the scene and the engine in service does not,
 its artefact is switched to, which takes seconds; only a scene that fits none is worth a recalibration. `RegimeStore`
-keeps the regimes in the board's state; `Regimes` hands them to the drift monitors and decides when the artefact in service has
-become one.
+keeps the regimes; `Regimes` hands them to the drift monitors and decides when the artefact in service has become one.
 """
 
 from __future__ import annotations

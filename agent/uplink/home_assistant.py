@@ -125,7 +125,7 @@ class Discovery(Mailbox):
                 makes none.
         """
         super().__init__()
-        self._state = state
+        self._kept = state
         self._announcement: Message | None = None
         self.prefix = config.prefix
         self.birth_topic = f"{self.prefix}/status" if config.enabled else ""
@@ -141,7 +141,7 @@ class Discovery(Mailbox):
                 self.put(Message(old, b"", retain=True))
         if topic and topic not in self._announced:
             self._announced.append(topic)
-            self._state.write("announcements", [(topic,) for topic in self._announced])
+            self._kept.write("announcements", [(topic,) for topic in self._announced])
         self.announce()
 
     def announce(self) -> None:
@@ -154,7 +154,7 @@ class Discovery(Mailbox):
         if message is not self._announcement:
             self.forget(message.topic)
             self._announced.remove(message.topic)
-            self._state.write("announcements", [(topic,) for topic in self._announced])
+            self._kept.write("announcements", [(topic,) for topic in self._announced])
 
 
 def _topics(rows: Sequence[Row]) -> list[str]:
