@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from raising_world import config_in
 from turned_clock import TurnedClock
-from unexpected import unexpected
 
 from agent.camera.capture import Frame
+from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
 from agent.contract.messages import Birth
 from agent.control.policies import Policies
@@ -118,7 +118,7 @@ class Bench:
             lambda function: function(),
             lambda loaded, since: self.served.append((loaded.artefact.id if loaded else None, since["camera"])),
             self.rolled_back.append,
-            Policies(config, unexpected),
+            Policies(config, BoardState(None)),
             self.clock,
         )
 
@@ -129,7 +129,7 @@ class Bench:
 
     def _reject(self, artefact: Any, rollback: dict[str, Any]) -> None:
         assert self.report == [("probation", "new")] * (
-            rollback["reason"] != "journal.write"
+            rollback["reason"] != "state.write"
         )  # its end is not written yet
         self.rejected.append((artefact.id, rollback["reason"]))
         raise REFUSES

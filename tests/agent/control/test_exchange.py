@@ -88,10 +88,10 @@ def test_an_engine_that_has_served_before_stays_in_the_store_whatever_it_does(be
 
 
 def test_a_candidate_that_cannot_be_journaled_does_not_serve(bench: Bench) -> None:
-    bench.report.journal = AgentError("journal.write", "a full disk", "room", "make some")
+    bench.report.journal = AgentError("state.write", "a full disk", "room", "make some")
     assert bench.start() is None
-    assert bench.report == [("fail", "journal.write")]
-    assert bench.rejected == [("new", "journal.write")]
+    assert bench.report == [("fail", "state.write")]
+    assert bench.rejected == [("new", "state.write")]
     assert bench.closed == ["new"]
     assert not bench.exchange.is_active
 

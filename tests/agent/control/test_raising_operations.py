@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kept import change, kept_in
 from operations_bench import Desk, desk
-from unexpected import unexpected
 
 from agent.common.errors import AgentError
 from agent.control.reasons import explain
@@ -79,14 +79,13 @@ def test_a_raise_that_the_operator_took_back_is_not_repeated_until_the_settings_
     assert dict(at.service.plan.floats) == {}
     at.tick()
     assert at.rung is None
-    kept = tmp_path / "state" / "attempts.json"
     origin = raising_id(at.operations.config, at.service)
-    assert PrecisionAttempts(kept, origin, unexpected).next_rung(at.int8.id) == 0
+    assert PrecisionAttempts(kept_in(tmp_path / "state"), origin).next_rung(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()
     assert again.rung is None
-    kept.write_text(kept.read_text().replace(origin, "another word"))
+    change(tmp_path / "state", "UPDATE attempts SET origin = 'another word'")
     otherwise = desk(cooldown_s=0.0)
     otherwise.tick()
     assert otherwise.rung == 1

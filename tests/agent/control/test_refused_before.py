@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
+from kept import change, kept_in
 from unexpected import unexpected
 
 import agent.control.triggers as triggers_module
@@ -109,7 +110,7 @@ def test_a_kill_before_the_journal_has_the_end_does_not_forget_the_refusal(
     with pytest.raises(SystemExit):
         board.pass_s(MINUTE)
     monkeypatch.undo()
-    kept = RefusalMemory(board.operations.config.state_dir / "refusal.json", unexpected)
+    kept = RefusalMemory(kept_in(board.operations.config.state_dir))
     kept.settings = settings_id(board.operations.config, board.at.service)
     assert kept.standing is not None
     assert kept.standing.error.code == "recalibration.refused"
@@ -201,12 +202,9 @@ def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Boar
     assert board.jobs == ["alarm", "alarm"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"schema": 1}', '{"schema": 1, "settings": "x", "scene": {}, "error": {}}']
-)
-def test_a_damaged_file_is_started_from_scratch(board: Board, text: str) -> None:
+def test_a_refusal_that_was_lost_is_sought_again(board: Board) -> None:
     board.pass_s(DAY)
-    (board.operations.config.state_dir / "refusal.json").write_text(text)
+    change(board.operations.config.state_dir, "DELETE FROM refusal")
     board.reboot()
     board.pass_s(DAY)
     assert len(board.jobs) == 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from unexpected import unexpected
+from kept import kept_in
 
 from agent.commands.dispatcher import CANCELLED
+from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
 from agent.jobs.limits import PrecisionAttempts
 from agent.planning.raising import EXHAUSTED
@@ -22,7 +22,7 @@ REFUSED = ended("recalibration.refused")
 
 
 def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
-    attempts = PrecisionAttempts(None, "a word", unexpected)
+    attempts = PrecisionAttempts(BoardState(None), "a word")
     assert attempts.next_rung("day") == 1
     attempts.note_failure("day", REFUSED)
     attempts.note_failure("day", REFUSED)
@@ -43,35 +43,20 @@ def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
 )
 def test_the_next_rung_follows_from_how_the_attempt_ended(rung: int, codes: list[str]) -> None:
     for code in codes:
-        attempts = PrecisionAttempts(None, "a word", unexpected)
+        attempts = PrecisionAttempts(BoardState(None), "a word")
         attempts.note_failure("day", ended(code))
         assert (attempts.next_rung("day"), attempts.next_rung("night")) == (rung, 1)
 
 
 def test_only_the_latest_artefacts_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "attempts.json"
-    attempts = PrecisionAttempts(path, "a word", unexpected)
+    attempts = PrecisionAttempts(kept_in(tmp_path), "a word")
     for number in range(150):
         attempts.note_failure(f"{number:016}", REFUSED)
-    assert path.stat().st_size < 5000
-    for known in (attempts, PrecisionAttempts(path, "a word", unexpected)):
+    for known in (attempts, PrecisionAttempts(kept_in(tmp_path), "a word")):
         assert [known.next_rung(f"{number:016}") for number in (0, 49, 50, 149)] == [1, 1, 2, 2]
 
 
-ATTEMPTS = {"schema": 1, "origin": "a word", "refused": {"day": 1, "night": None}}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["no JSON", json.dumps({"schema": 1}), json.dumps({**ATTEMPTS, "refused": {"day": -1}}),
-     json.dumps({**ATTEMPTS, "refused": {"day": float("inf")}}), json.dumps({**ATTEMPTS, "refused": ["day"]})],
-)  # fmt: skip
-def test_a_file_of_attempts_that_is_none_is_begun_anew(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "attempts.json"
-    path.write_text(json.dumps(ATTEMPTS))
-    assert PrecisionAttempts(path, "a word", unexpected).next_rung("day") == 2
-    path.write_text(text)
-    attempts = PrecisionAttempts(path, "a word", unexpected)
-    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (1, 1)
-    attempts.forbid("day")
-    assert PrecisionAttempts(path, "a word", unexpected).next_rung("day") == 0
+def test_attempts_under_other_rules_do_not_count(tmp_path: Path) -> None:
+    PrecisionAttempts(kept_in(tmp_path), "a word").forbid("day")
+    assert PrecisionAttempts(kept_in(tmp_path), "a word").next_rung("day") == 0
+    assert PrecisionAttempts(kept_in(tmp_path), "another").next_rung("day") == 1

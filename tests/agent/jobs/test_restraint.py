@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kept import kept_in, refusing
 from turned_clock import TurnedClock
 from unexpected import unexpected
 
@@ -33,18 +33,11 @@ def clock() -> BoardClock:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "restraint.json"
-
-
-@pytest.fixture
-def limits(path: Path, clock: BoardClock) -> Limits:
+def limits(tmp_path: Path, clock: BoardClock) -> Limits:
     """Makes the limits of one more process."""
 
-    def make(
-        per_day: int = 2, on_error: Callable[[AgentError], None] = unexpected, path: Path | None = path
-    ) -> AutomationLimits:
-        return AutomationLimits(path, per_day, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, on_error, clock)
+    def make(per_day: int = 2, on_error: Callable[[AgentError], None] = unexpected) -> AutomationLimits:
+        return AutomationLimits(kept_in(tmp_path), per_day, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, on_error, clock)
 
     return make
 
@@ -173,43 +166,14 @@ def test_after_three_rollbacks_in_a_day_nothing_starts_by_itself(
     assert limits().may_start
 
 
-SOUND = {"schema": 2, "jobs": [1.0], "rollbacks": [], "failed": None, "switched": 2.0}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no JSON",
-        '{"schema": 2}',
-        json.dumps({**SOUND, "rollbacks": ["x"]}),
-        json.dumps({**SOUND, "failed": "x"}),
-        json.dumps({**SOUND, "switched": float("nan")}),
-        json.dumps({**SOUND, "switched": 10**400}),
-    ],
-)
-def test_a_damaged_file_is_started_from_scratch(limits: Limits, clock: BoardClock, path: Path, text: str) -> None:
-    path.write_text(text)
-    restraint = limits(per_day=1)
-    assert (restraint.may_start, restraint.may_switch, restraint.count_job()) == (True, True, True)
-    clock.turn(1.0)
-    assert not limits(per_day=1).count_job()
-
-
-def test_a_file_of_a_newer_tared_is_refused_and_left_alone(limits: Limits, path: Path) -> None:
-    text = json.dumps({**SOUND, "schema": 3})
-    path.write_text(text)
-    with pytest.raises(AgentError, match=r"restraint\.schema: .*restraint\.json of schema 3; expected schema 2"):
-        limits()
-    assert path.read_text() == text
-
-
-def test_a_full_disk_is_reported_once_and_the_limits_hold_all_the_same(
-    limits: Limits, clock: BoardClock, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_reported_once_and_the_limits_hold_all_the_same(limits: Limits, clock: BoardClock) -> None:
     errors: list[AgentError] = []
-    restraint = limits(1, errors.append, tmp_path / "no folder" / "restraint.json")
-    assert (restraint.count_job(), restraint.count_job()) == (True, False)
-    restraint.pause_jobs()
-    clock.set_by(HOUR)
-    assert not restraint.may_start
-    assert [error.code for error in errors] == ["restraint.write"]
+    restraint = limits(1)
+    restraint.state.report_to(errors.append)
+    with refusing(restraint.state):
+        assert (restraint.count_job(), restraint.count_job()) == (True, False)
+        restraint.pause_jobs()
+        clock.set_by(HOUR)
+        assert not restraint.may_start
+    assert [error.code for error in errors] == ["state.write"]
+    assert "the limits of the day" in str(errors[0])

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from kept import kept_in
 from label_bench import LabelBench
 
 from agent.config import load_config
@@ -24,7 +25,7 @@ def test_the_command_that_is_shown_confirms_what_the_labels_speak_for(
     config = load_config(bench.config)
     frames = bench.store.frames()
     bench.store.label_all({frame.id: frame.served[:1] for frame in frames})  # type: ignore[index]  # of a detector
-    policies = Policies(config, lambda error: pytest.fail(str(error)))
+    policies = Policies(config, kept_in(config.state_dir))
     policies.set(PolicyArgs(artefact="a1b2", classes=["dog", "bus", "owl"]))
     command = ["label", "--propose", "-c", str(bench.config)]
     assert main([*command, "--json"]) == 0

@@ -15,6 +15,7 @@ from zoo import Net
 
 from agent.camera.capture import Frame
 from agent.collection.collection import SharedCollection
+from agent.common.board_state import BoardState
 from agent.common.schema import validate
 from agent.config import Config
 from agent.models.model import Model
@@ -147,7 +148,7 @@ def two_tensors() -> Model:
 
 def regimes_of(config: Config, folder: Path) -> tuple[CameraMonitor, Regimes, RegimeStore]:
     """A calibration for light 1 in service since capture time 0."""
-    monitor, store = monitor_for(config), RegimeStore(folder / "regimes.json", "", 5)
+    monitor, store = monitor_for(config), RegimeStore(BoardState(None), "", 5)
     regimes = Regimes(config, store, [monitor], monitor.collection)
     regimes.watch("lit 1", two_tensors(), calibration(), {})
     return monitor, regimes, store

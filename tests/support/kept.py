@@ -1,0 +1,42 @@
+"""The state of a board in a test: opened as by one more process, looked at beside it, and spoilt."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from unexpected import unexpected
+
+from agent.common.board_state import FILE, BoardState
+from agent.common.errors import AgentError
+from agent.jobs.job import JobJournal, JobRecord
+
+
+def kept_in(folder: Path, on_error: Callable[[AgentError], None] = unexpected) -> BoardState:
+    """Open the state in a folder, as the next process does."""
+    state = BoardState(folder)
+    state.report_to(on_error)
+    return state
+
+
+def change(folder: Path, statement: str, *values: object) -> None:
+    """Change a row behind the back of those who keep it."""
+    with closing(sqlite3.connect(folder / FILE)) as db, db:
+        db.execute(statement, values)
+
+
+@contextmanager
+def refusing(state: BoardState) -> Iterator[None]:
+    """Let another process keep the file to itself, so that it can neither be read nor written."""
+    state._file = replace(state._file, patience_s=0.0)
+    with closing(sqlite3.connect(state.path, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+def records_in(folder: Path) -> Sequence[JobRecord]:
+    """Return the jobs in the journal of a daemon that may run beside."""
+    return JobJournal(BoardState.copy_of(folder, ["jobs"])).records()
