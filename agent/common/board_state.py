@@ -291,10 +291,12 @@ class BoardState:
         return {name: self._file.path.with_name(aside) for name, aside in db.execute("SELECT * FROM lost")}
 
     def _make_sure_it_is_there(self, database: Database, access: Access) -> None:
-        """Create a file that is not there yet; one that has gone since is damage."""
+        """Create a file that is not there yet; one that has gone since, or is empty, is damage."""
         path = database.path
-        if os.path.lexists(path):
+        if not _is_missing(path):
             self._has_been_there = True
+            if is_regular(path) and path.stat().st_size == 0:
+                raise self._repair("it is empty")
         elif self._has_been_there:
             raise self._repair("it is gone")
         else:
@@ -363,6 +365,17 @@ class BoardState:
     def _damage(self, found: str, losses: str) -> AgentError:
         expected, remedy = "the state of the board, as tared wrote it", f"check the disk{losses}"
         return AgentError("state.damaged", found, expected, remedy)
+
+
+def _is_missing(path: Path) -> bool:
+    """Return False also for a folder that may not be read: the file may be there."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _copy(db: sqlite3.Connection, source: Path, tables: Sequence[str], aside: str) -> None:

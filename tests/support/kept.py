@@ -22,7 +22,7 @@ def kept_in(folder: Path, on_error: Callable[[AgentError], None] = unexpected) -
     return state
 
 
-def change(folder: Path, statement: str, *values: object) -> None:
+def spoil(folder: Path, statement: str, *values: object) -> None:
     """Change a row behind the back of those who keep it."""
     with closing(sqlite3.connect(folder / FILE)) as db, db:
         db.execute(statement, values)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from authority_bench import Board, board
 from device import NOW, TOPICS
-from kept import change, kept_in
+from kept import kept_in, spoil
 
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import CommandDispatcher
@@ -85,7 +85,7 @@ def test_a_loopback_broker_does_not_replace_a_clock_for_a_board_with_keys(tmp_pa
 def test_a_replay_to_a_board_that_has_lost_its_log_does_nothing(board: Board) -> None:
     order = board.order(expires=NOW + DAY_S)
     board.receive(order)
-    change(board.folder, "DELETE FROM commands")
+    spoil(board.folder, "DELETE FROM commands")
     for _ in range(2):
         board.restart()
         assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
@@ -98,9 +98,9 @@ def test_without_its_guard_a_lost_log_is_as_old_as_this_start(board: Board, lost
     order = board.order(expires=NOW + DAY_S)
     board.receive(order)
     if lost:
-        change(board.folder, f"DELETE FROM {lost}")
+        spoil(board.folder, f"DELETE FROM {lost}")
         CommandLog(kept_in(board.folder))
-        change(board.folder, "DELETE FROM commands")
+        spoil(board.folder, "DELETE FROM commands")
     else:
         (board.folder / "state.sqlite").write_bytes(b"no database at all")
         CommandLog(BoardState(board.folder))

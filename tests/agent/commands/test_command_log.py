@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from device import NOW, Device, payload
-from kept import change, kept_in, refusing
+from kept import kept_in, refusing, spoil
 
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import MEMORY_S, CommandLog
@@ -179,7 +179,7 @@ def test_a_result_that_the_disk_refuses_is_reported_and_written_later(tmp_path: 
 
 def test_a_log_that_holds_no_results_is_lost(tmp_path: Path) -> None:
     opened(tmp_path).accept("c1", "", NOW, NOW)
-    change(tmp_path, "UPDATE commands SET result = '{}'")
+    spoil(tmp_path, "UPDATE commands SET result = '{}'")
     process = Process(tmp_path)
     assert [error.code for error in process.errors] == ["state.damaged"]
     assert process.receive(payload(op="cancel")) == ["ACCEPTED", "SUCCEEDED"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from authority_bench import Board, board
 from device import NOW
-from kept import change, kept_in, refusing
+from kept import kept_in, refusing, spoil
 
 from agent.commands.authority import Releases
 from agent.common.board_state import BoardState
@@ -144,7 +144,7 @@ def test_where_the_versions_were_lost_no_model_is_taken(
         with pytest.raises(AgentError, match=r"state\.damaged: .*\.damaged\.1"):
             taken_up(damaged, board, "rel", 5)
     if is_spoilt_again:
-        change(tmp_path, "DROP TABLE gains")
+        spoil(tmp_path, "DROP TABLE gains")
         assert BoardState(tmp_path).read("gains", list) is None
         (tmp_path / "state.sqlite.damaged.1").unlink()
         assert Releases(board.authority, BoardState(tmp_path)).damage is not None, "they are no more known than before"

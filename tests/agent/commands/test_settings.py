@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from device import NOW, TOPICS
-from kept import change, kept_in, refusing
+from kept import kept_in, refusing, spoil
 
 from agent.camera.config import CameraConfig
 from agent.commands.authority import Authority
@@ -148,7 +148,7 @@ def test_a_value_that_no_longer_fits_is_reported_and_the_others_hold(
 ) -> None:
     make().set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Authorisation(1))
     errors: list[AgentError] = []
-    change(tmp_path, "UPDATE settings SET value = '25' WHERE key = 'recalibration.max_loss'")
+    spoil(tmp_path, "UPDATE settings SET value = '25' WHERE key = 'recalibration.max_loss'")
     settings = Settings(config, kept_in(tmp_path, errors.append), lambda _: True, lambda _: None)
     assert [error.code for error in errors] == ["command.set"]
     assert settings.config == config.model_copy(update={"log_level": "debug"})

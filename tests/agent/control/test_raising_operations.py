@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kept import change, kept_in
+from kept import kept_in, spoil
 from operations_bench import Desk, desk
 
 from agent.common.errors import AgentError
@@ -85,7 +85,7 @@ def test_a_raise_that_the_operator_took_back_is_not_repeated_until_the_settings_
     assert again.service.serving.id == at.int8.id
     again.tick()
     assert again.rung is None
-    change(tmp_path / "state", "UPDATE attempts SET origin = 'another word'")
+    spoil(tmp_path / "state", "UPDATE attempts SET origin = 'another word'")
     otherwise = desk(cooldown_s=0.0)
     otherwise.tick()
     assert otherwise.rung == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
-from kept import change, kept_in
+from kept import kept_in, spoil
 from unexpected import unexpected
 
 import agent.control.triggers as triggers_module
@@ -204,7 +204,7 @@ def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Boar
 
 def test_a_refusal_that_was_lost_is_sought_again(board: Board) -> None:
     board.pass_s(DAY)
-    change(board.operations.config.state_dir, "DELETE FROM refusal")
+    spoil(board.operations.config.state_dir, "DELETE FROM refusal")
     board.reboot()
     board.pass_s(DAY)
     assert len(board.jobs) == 2

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from kept import change, kept_in
+from kept import kept_in, spoil
 
 from agent.common.errors import AgentError
 from agent.jobs import job as job_journal
@@ -42,7 +42,7 @@ def test_the_oldest_jobs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_row_that_no_journal_has_written_costs_the_journal_alone(tmp_path: Path, damage: str) -> None:
     opened(tmp_path).start("a", "alarm", {}, [])
     kept_in(tmp_path).replace({"releases": [("a key", 5)]})
-    change(tmp_path, f"UPDATE jobs SET {damage}")
+    spoil(tmp_path, f"UPDATE jobs SET {damage}")
     reported: list[AgentError] = []
     journal = JobJournal(kept_in(tmp_path, reported.append))
     assert [(error.code, error.remedy) for error in reported] == [

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ import numpy as np
 import onnx
 import pytest
 from brokers import eventually
+from kept import kept_in, spoil
 from numpy.typing import NDArray
 from observer_bench import MANY, Bench, Faulty
 from onnx import numpy_helper
 from turned_clock import TurnedClock
 
+from agent.common.board_state import BoardState
 from agent.models.model import Model
 from agent.monitoring.audit import (
     AuditedFrame,
@@ -233,7 +235,7 @@ def test_a_mismatch_stands_whatever_the_period_is_by_now(tmp_path: Path, period_
 def test_a_mismatch_that_is_damaged_proves_nothing(tmp_path: Path, key: str, value: object) -> None:
     mismatch = proven(tmp_path).mismatch
     assert mismatch is not None
-    change(tmp_path, "UPDATE audit SET mismatch = ?", json.dumps({**asdict(mismatch), key: value}))
+    spoil(tmp_path, "UPDATE audit SET mismatch = ?", json.dumps({**asdict(mismatch), key: value}))
     state = BoardState(tmp_path)
     assert AuditEvidence(state, "a", 300.0).mismatch is None
     assert state.repairs == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kept import change, kept_in
+from kept import kept_in, spoil
 
 from agent.common.board_state import BoardState
 from agent.monitoring.gains import GainRecord
@@ -38,7 +38,7 @@ def test_gains_outlive_the_process_and_belong_to_one_model(tmp_path: Path) -> No
 @pytest.mark.parametrize("damage", ["loss = -0.1", "gained = 2.0", "frames = -3", "gain_db = 9e999"])
 def test_damage_costs_only_what_was_learnt(tmp_path: Path, damage: str) -> None:
     taught(tmp_path)
-    change(tmp_path, f"UPDATE gains SET {damage} WHERE rowid = 3")
+    spoil(tmp_path, f"UPDATE gains SET {damage} WHERE rowid = 3")
     record = GainRecord(BoardState(tmp_path), "model")
     assert expected(record) == expected(GainRecord())
     record.note(VAIN)

@@ -50,11 +50,7 @@ def test_regimes_of_another_model_or_runtime_are_not_taken_over(tmp_path: Path) 
 
 
 @settings(ONE_FILE)
-@given(
-    content=spoilt(asdict(regime("a"))).map(json.dumps)
-    | ANYTHING.map(json.dumps)
-    | st.text(st.characters(codec="utf-8"))
-)
+@given(content=(spoilt(asdict(regime("a"))) | ANYTHING).map(json.dumps) | st.text(st.characters(codec="utf-8")))
 def test_whatever_is_kept_the_daemon_starts_and_learns(tmp_path: Path, content: str) -> None:
     state = BoardState(tmp_path)
     state.replace({"regimes": [("a", "one model", content)]})

@@ -16,7 +16,7 @@ import pytest
 from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request
 from candidate_bench import model as model
-from kept import change, kept_in
+from kept import kept_in, spoil
 from plan_evidence import evidence
 
 from agent.cli.main import main
@@ -157,7 +157,7 @@ def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys:
 @pytest.mark.parametrize(("damage", "shown"), [("error = '[1]'", 1), ("state = x'ff'", 0)])
 def test_rows_that_no_journal_has_written_end_no_report(tmp_path: Path, damage: str, shown: int) -> None:
     JobJournal(kept_in(tmp_path)).start("j1", "alarm", {}, [])
-    change(tmp_path, f"UPDATE jobs SET {damage}")
+    spoil(tmp_path, f"UPDATE jobs SET {damage}")
     assert len(read_journal(tmp_path)) == shown
 
 
