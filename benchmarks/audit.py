@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from agent.common.board_state import BoardState
 from agent.monitoring.audit import AuditedFrame, AuditEvidence, FrameAuditor
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
@@ -89,7 +90,7 @@ def false_alarms(right: Floats, month: int) -> bool:
 
 
 def _detector() -> NoiseDetector:
-    return AuditEvidence(None, "", _PERIOD_S, lambda _: None).detector
+    return AuditEvidence(BoardState(None), "", _PERIOD_S).detector
 
 
 def main() -> None:

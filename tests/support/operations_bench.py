@@ -142,9 +142,8 @@ def operations_on(
     pipeline = SimpleNamespace(is_live=live, observer=observer, last_ts=0.0, **frame_path())
     state = kept_in(config.state_dir)
     run: RunInMainThread = lambda function: function()  # noqa: E731  (its type is a callable's)
-    operations = Operations(
-        config, service, cast(Pipeline, pipeline), reporter, run, JobJournal(state), state, clock=clock
-    )
+    journal = JobJournal(state)
+    operations = Operations(config, service, cast(Pipeline, pipeline), reporter, run, journal, state, clock=clock)
     operations.start(0)
     return operations
 

@@ -1,4 +1,4 @@
-"""A state directory of tared 0.2.0 is read as it is, file by file.
+"""A state directory of tared 0.2.0 is taken over, whenever the takeover is killed.
 
 `state_of_0_2_0.json` was made at commit 2fc6093f. Each class of that commit wrote its own file, on the helpers of its
 tests. The JSON has texts as they were, databases as SQL, and binary files in base64. If a format changes, the new
@@ -17,6 +17,7 @@ import pytest
 from authority_bench import Board
 from device import NOW, Device, payload
 from drift_bench import regime
+from kept import kept_in
 from outbox_bench import numbers, opened, taken
 from raising_world import config_in
 from turned_clock import TurnedClock
@@ -75,10 +76,11 @@ def test_the_engine_serves_with_its_calibration_and_plan(state_dir: Path) -> Non
 
 
 def test_regimes_attempts_and_limits_hold(state_dir: Path) -> None:
+    state = kept_in(state_dir)
     scene = {"x": 0.5, "y": 2.0**-9}, {"x": 3.0, "y": 0.1}, {"x": (0.25, 0.125), "y": (1e-5, 1e-6)}
-    known = RegimeStore(state_dir / "regimes.json", "one model", 5).known
+    known = RegimeStore(state, "one model", 5).known
     assert known == (Regime("day", *scene), Regime("night", *scene))
-    attempts = PrecisionAttempts(state_dir / "attempts.json", "the rules", unexpected)
+    attempts = PrecisionAttempts(state, "the rules")
     assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 0)
     reported: list[str] = []
     clock = TurnedClock()
@@ -86,7 +88,7 @@ def test_regimes_attempts_and_limits_hold(state_dir: Path) -> None:
     def report(error: TaredError) -> None:
         reported.append(error.code)
 
-    limits = AutomationLimits(state_dir / "restraint.json", 3, 600.0, 1200.0, 2, report, clock)
+    limits = AutomationLimits(state, 3, 600.0, 1200.0, 2, report, clock)
     assert (limits.may_start, limits.may_switch) == (False, False)
     clock.turn(541.0)
     assert (limits.may_start, limits.may_switch) == (True, False), "ten minutes after the failure"
@@ -96,12 +98,12 @@ def test_regimes_attempts_and_limits_hold(state_dir: Path) -> None:
 
 
 def test_settings_policies_and_releases_hold(state_dir: Path) -> None:
-    config = config_in(state_dir.parent)
-    settings = Settings(config, state_dir / "settings.json", "ann".__eq__, lambda _: None, unexpected)
+    config, state = config_in(state_dir.parent), kept_in(state_dir)
+    settings = Settings(config, state, "ann".__eq__, lambda _: None)
     assert settings.version == 3
     assert (settings.config.recalibration.max_loss, settings.config.log_level) == (0.25, "debug")
-    assert Policies(config, unexpected).document("day") == {"score_threshold": 0.5, "classes": ["b"]}
-    releases = Releases(Board(state_dir.parent).authority, state_dir / "releases.json")
+    assert Policies(config, state).document("day") == {"score_threshold": 0.5, "classes": ["b"]}
+    releases = Releases(Board(state_dir.parent).authority, state)
     assert (releases.damage, releases._versions) == (None, {"a key": 5})
 
 
@@ -121,7 +123,7 @@ def test_drift_and_fidelity_go_on(state_dir: Path) -> None:
 def test_commands_that_were_carried_out_are_answered_and_not_carried_out_again(state_dir: Path) -> None:
     results: list[CommandResult] = []
     device = Device()
-    log = CommandLog(state_dir / "commands.sqlite", unexpected)
+    log = CommandLog(kept_in(state_dir))
     dispatcher = CommandDispatcher(device.handlers(), results.append, command_log=log)
     dispatcher.restore([])
     dispatcher.receive(payload(op="cancel"), NOW)
@@ -129,11 +131,11 @@ def test_commands_that_were_carried_out_are_answered_and_not_carried_out_again(s
     assert {(result.id, result.status) for result in results} == {("c1", "SUCCEEDED"), ("c2", "SUCCEEDED")}
     assert not device.done_with
     dispatcher.receive(payload(id="c3", op="restart"), NOW)
-    assert CommandLog(state_dir / "commands.sqlite", unexpected).find("c3") is not None
+    assert CommandLog(kept_in(state_dir)).find("c3") is not None
 
 
 def test_jobs_messages_and_labels_are_kept(state_dir: Path) -> None:
-    jobs = JobJournal(state_dir / "jobs.sqlite", unexpected)
+    jobs = JobJournal(kept_in(state_dir))
     ends = [(job.id, job.trigger, job.state, job.artefact, job.error and job.error.code) for job in jobs.records()]
     assert ends == [
         ("j1", "first-start", JobState.COMMITTED, "31c2fbc0dd52626e", None),

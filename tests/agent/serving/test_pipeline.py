@@ -18,6 +18,7 @@ from worlds import SPEC
 from zoo import residual_net
 
 from agent.camera.capture import Frame
+from agent.common.board_state import BoardState
 from agent.common.schema import validate
 from agent.config import Config
 from agent.models.model import open_model
@@ -78,7 +79,19 @@ def open_pipeline(config: Config, sinks: Sequence[Sink] = ()) -> tuple[Pipeline,
         errors.append(str(error or "back"))
 
     pipeline = Pipeline(
-        config, sources, model, "a", engine, 0, lambda *_: None, note, note, silent, lambda _: None, sinks
+        config,
+        BoardState(None),
+        sources,
+        model,
+        "a",
+        engine,
+        0,
+        lambda *_: None,
+        note,
+        note,
+        silent,
+        lambda _: None,
+        sinks,
     )
     return pipeline, errors
 
