@@ -44,7 +44,7 @@ def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
     monkeypatch.setattr(at.operations.regimes, "forget", pytest.fail)
     monkeypatch.setattr(at.operations._attempts, "forbid", pytest.fail)
     refuse_journal(monkeypatch)
-    with pytest.raises(AgentError, match=r"journal\.write"):
+    with pytest.raises(AgentError, match=r"state\.write"):
         at.roll_back()
     assert closed == [at.int8.id]
     assert at.operations._limits.may_start
@@ -57,7 +57,7 @@ def test_a_switch_that_the_journal_does_not_take_is_none(
     at = desk()
     closed = closings(at, monkeypatch)
     refuse_journal(monkeypatch)
-    with pytest.raises(AgentError, match=r"journal\.write"):
+    with pytest.raises(AgentError, match=r"state\.write"):
         at.operations._switch(at.raised.id)
     assert closed == [at.raised.id]
     assert at.operations._limits.may_switch

@@ -102,7 +102,7 @@ def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "outbox.sqlite")) as db:
         db.execute("PRAGMA user_version = 9")
     before = (tmp_path / "outbox.sqlite").read_bytes()
-    with pytest.raises(AgentError, match=r"outbox\.schema"), opened(tmp_path):
+    with pytest.raises(AgentError, match=r"state\.schema"), opened(tmp_path):
         pass
     assert (tmp_path / "outbox.sqlite").read_bytes() == before
 
