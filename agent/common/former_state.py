@@ -32,8 +32,14 @@ def take_over(db: sqlite3.Connection, folder: Path) -> None:
     for name, (schema, table) in _DATABASES.items():
         if os.path.lexists(folder / name) and not _is_copied(db, folder / name, schema, table):
             _note_lost(db, [table], name)
-    topics = parse_or_none(lambda: read_regular(folder / _NOTE).decode().splitlines())
-    _is_filled(db, topics, lambda lines: {"announcements": [(line,) for line in dict.fromkeys(lines)]})
+    if os.path.lexists(folder / _NOTE):
+        lines = parse_or_none(lambda: read_regular(folder / _NOTE).decode().splitlines())
+        if not _is_filled(db, lines, _announcements):
+            _note_lost(db, ["announcements"], _NOTE)
+
+
+def _announcements(lines: Any) -> Tables:
+    return {"announcements": [(line,) for line in dict.fromkeys(lines)]}
 
 
 def _restraint(document: Any) -> Tables:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -40,3 +43,38 @@ def refusing(state: BoardState) -> Iterator[None]:
 def records_in(folder: Path) -> Sequence[JobRecord]:
     """Return the jobs in the journal of a daemon that may run beside."""
     return JobJournal(BoardState.copy_of(folder, ["jobs"])).records()
+
+
+# Counts what changes the disk or a file's content, and dies before the call of that number.
+_KILLED = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+left = int(sys.argv[2])
+def step():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+class Counted(sqlite3.Connection):
+    def execute(self, statement, *values):
+        step()
+        return super().execute(statement, *values)
+connect = sqlite3.connect
+sqlite3.connect = lambda *given, **more: connect(*given, factory=Counted, **more)
+def before(function):
+    def counted(*given, **more):
+        step()
+        return function(*given, **more)
+    return counted
+for name in ("replace", "link", "rename", "unlink", "fsync"):
+    setattr(os, name, before(getattr(os, name)))
+from agent.common.board_state import BoardState
+BoardState(Path(sys.argv[1]))
+"""
+
+
+def open_until(folder: Path, step: int) -> bool:
+    """Open the state in a process that is killed before a step; return whether it came that far."""
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(folder), str(step)], check=False, timeout=60.0)
+    assert done.returncode in (0, -signal.SIGKILL)
+    return done.returncode != 0

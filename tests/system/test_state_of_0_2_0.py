@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from authority_bench import Board
 from device import NOW, Device, payload
 from drift_bench import regime
-from kept import kept_in
+from kept import kept_in, open_until
 from outbox_bench import numbers, opened, taken
 from raising_world import config_in
 from turned_clock import TurnedClock
@@ -28,14 +29,19 @@ from agent.commands.authority import Releases
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
+from agent.common.board_state import TABLES, BoardState
+from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.control.policies import Policies
 from agent.jobs.job import JobJournal, JobState
 from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
+from agent.jobs.refusal import RefusalMemory
 from agent.labelling.store import LabelStore
+from agent.monitoring.audit import AuditEvidence
 from agent.monitoring.camera_monitor import CameraMonitor, Spending
 from agent.monitoring.drift import Regime
 from agent.monitoring.evidence_file import EvidenceFile
+from agent.monitoring.gains import GainRecord
 from agent.monitoring.regimes import RegimeStore
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
@@ -152,3 +158,76 @@ def test_jobs_messages_and_labels_are_kept(state_dir: Path) -> None:
     ]
     assert labels.picture(1).startswith(b"\xff\xd8")
     assert labels.strata() == [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_refusals_gains_audits_and_announcements_are_kept(state_dir: Path) -> None:
+    state = kept_in(state_dir)
+    refusals = RefusalMemory(state)
+    refusals.settings = "the settings"
+    assert refusals.standing is not None
+    assert (refusals.standing.error.code, refusals.standing.attempt.scene.artefact) == ("recalibration.refused", "day")
+    gain = GainRecord(state, "one model").expected_gain(12.0, [0.6] * 24)
+    unknown = GainRecord().expected_gain(12.0, [0.6] * 24)
+    assert gain is not None
+    assert unknown is not None
+    assert gain.estimate != unknown.estimate
+    evidence = AuditEvidence(state, "one model", 300.0)
+    assert (evidence.audited, evidence.mismatch) == (2, None)
+    assert evidence.detector.e_value > 1e5
+    assert state.read("announcements", list) == [("homeassistant/device/tared-default-gate/config",)]
+    assert state.read("replay_guard", list) == [(1700000005.0, 0.0, 0.0)]
+
+
+TAKEN_OVER = (
+    *("restraint.json", "attempts.json", "refusal.json", "gains.json", "audit.json", "regimes.json", "policies.json"),
+    *("settings.json", "releases.json", "commands.json", "jobs.sqlite", "commands.sqlite", "home_assistant"),
+)
+
+
+def known(state: BoardState) -> dict[str, object]:
+    return {table: state.read(table, list) for table in TABLES}
+
+
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.trial)])
+def test_a_takeover_that_is_killed_at_any_point_is_done_by_the_next_start(
+    state_dir: Path, tmp_path: Path, stride: int
+) -> None:
+    before = {name: (state_dir / name).read_bytes() for name in TAKEN_OVER}
+    whole, step, folder = known(BoardState.copy_of(state_dir, [*TABLES])), 0, tmp_path / "killed"
+    assert all(whole.values())
+    while True:
+        folder.mkdir()
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        if not open_until(folder, step):
+            break
+        assert known(kept_in(folder)) == whole, step
+        assert {name: (folder / name).read_bytes() for name in TAKEN_OVER} == before, "0.2.0 finds its state again"
+        shutil.rmtree(folder)
+        step += stride
+    assert step > 2 * stride
+
+
+@pytest.mark.parametrize("name", TAKEN_OVER)
+def test_a_file_that_is_damaged_is_lost_alone(state_dir: Path, name: str) -> None:
+    whole, errors = known(BoardState.copy_of(state_dir, [*TABLES])), list[AgentError]()
+    (state_dir / name).write_bytes(b"\xff no state")
+    state = kept_in(state_dir, errors.append)
+    lost = {table for table, rows in known(state).items() if rows != whole[table]}
+    assert 1 <= len(lost) <= 2
+    assert {table for table in TABLES if state.lost_in(table) == state_dir / name} == lost
+    assert [error.code for error in errors] == ["state.damaged"]
+    (state_dir / name).unlink()
+    assert not any(kept_in(state_dir).lost_in(table) for table in TABLES)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "jobs.sqlite"])
+def test_a_file_of_a_newer_tared_is_refused(state_dir: Path, name: str) -> None:
+    if name.endswith(".json"):
+        (state_dir / name).write_text('{"schema": 99}')
+    else:
+        with closing(sqlite3.connect(state_dir / name)) as db:
+            db.execute("PRAGMA user_version = 99")
+    with pytest.raises(AgentError, match=rf"state\.schema: .*{name} of schema 99; expected schema 1"):
+        BoardState(state_dir)
+    assert not (state_dir / "state.sqlite").exists()

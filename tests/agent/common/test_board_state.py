@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from kept import kept_in, refusing, spoil
+from kept import kept_in, open_until, refusing, spoil
 
 from agent.common import board_state
 from agent.common.board_state import FILE, TABLES, BoardState
@@ -180,41 +177,6 @@ def test_a_copy_changes_nothing_beside_the_daemon(full: Path) -> None:
     assert (copy.read("policies", list), copy.read("gains", list)) == ([ROWS["policies"]], None)
     assert [error.code for error in errors] == ["state.damaged"]
     assert sorted(full.iterdir()) == before
-
-
-# Counts what changes the disk or a file's content, and dies before the call of that number.
-_KILLED = """
-import os, signal, sqlite3, sys
-from pathlib import Path
-left = int(sys.argv[2])
-def step():
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-class Counted(sqlite3.Connection):
-    def execute(self, statement, *values):
-        step()
-        return super().execute(statement, *values)
-connect = sqlite3.connect
-sqlite3.connect = lambda *given, **more: connect(*given, factory=Counted, **more)
-def before(function):
-    def counted(*given, **more):
-        step()
-        return function(*given, **more)
-    return counted
-for name in ("replace", "link", "rename", "unlink", "fsync"):
-    setattr(os, name, before(getattr(os, name)))
-from agent.common.board_state import BoardState
-BoardState(Path(sys.argv[1]))
-"""
-
-
-def open_until(folder: Path, step: int) -> bool:
-    """Open the state in a process that is killed before a step; return whether it came that far."""
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(folder), str(step)], check=False, timeout=60.0)
-    assert done.returncode in (0, -signal.SIGKILL)
-    return done.returncode != 0
 
 
 @pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.trial)])
