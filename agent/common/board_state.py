@@ -300,8 +300,12 @@ class BoardState:
         elif self._has_been_there:
             raise self._repair("it is gone")
         else:
-            with database.translating_errors(access):
+            try:
                 self._put_in_place(self._made(partial(take_over, folder=path.parent)))
+            except (AgentError, OSError) as error:
+                if isinstance(error, AgentError) and error.code == "state.schema":
+                    raise
+                raise database.access_error(access, f"it cannot be created: {_why(error)}") from error
             if self._lost:
                 self._report_damage(f"{path.parent}: files of 0.2.0 that cannot be read")
 
@@ -351,7 +355,7 @@ class BoardState:
                 move_companions(path, aside)
                 self._put_in_place(new)
             except (AgentError, OSError) as error:
-                self._report_once("repair", self._damage(f"{path}: {found}; it cannot be repaired: {error}", ""))
+                self._report_once("repair", self._damage(f"{path}: {found}; it cannot be repaired: {_why(error)}", ""))
                 return self._file.access_error("write", found)
             self.repairs += 1
             self._report_damage(f"{aside if os.path.lexists(aside) else path}: {found}")
@@ -365,6 +369,11 @@ class BoardState:
     def _damage(self, found: str, losses: str) -> AgentError:
         expected, remedy = "the state of the board, as tared wrote it", f"check the disk{losses}"
         return AgentError("state.damaged", found, expected, remedy)
+
+
+def _why(error: AgentError | OSError) -> str:
+    """Return the reason in words, without the name of the new file."""
+    return error.found.rpartition(": ")[2] if isinstance(error, AgentError) else error.strerror or str(error)
 
 
 def _is_missing(path: Path) -> bool:

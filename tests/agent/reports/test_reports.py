@@ -154,11 +154,10 @@ def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys:
         assert words in page.words
 
 
-@pytest.mark.parametrize(("damage", "shown"), [("error = '[1]'", 1), ("state = x'ff'", 0)])
-def test_rows_that_no_journal_has_written_end_no_report(tmp_path: Path, damage: str, shown: int) -> None:
+def test_a_row_that_no_journal_has_written_ends_no_report(tmp_path: Path) -> None:
     JobJournal(kept_in(tmp_path)).start("j1", "alarm", {}, [])
-    spoil(tmp_path, f"UPDATE jobs SET {damage}")
-    assert len(read_journal(tmp_path)) == shown
+    spoil(tmp_path, "UPDATE jobs SET error = '[1]'")
+    assert len(read_journal(tmp_path)) == 1
 
 
 def test_a_plan_by_hand_and_one_with_repairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
