@@ -364,7 +364,7 @@ class BoardState:
 
     def _report_damage(self, found: str) -> None:
         lost = [words + (f" ({action})" if action else "") for words, action in (TABLES[name] for name in self._lost)]
-        self.report(self._damage(found, f"; lost are {', '.join(lost)}" if lost else "; nothing was lost"))
+        self.report(self._damage(found, f"; lost: {', '.join(lost)}" if lost else "; nothing was lost"))
 
     def _damage(self, found: str, losses: str) -> AgentError:
         expected, remedy = "the state of the board, as tared wrote it", f"check the disk{losses}"

@@ -74,7 +74,7 @@ def test_damage_of_one_table_costs_that_table_alone(full: Path, table: str, dama
         assert state.read(table, lambda rows: [int(each) for each in rows]) is None  # type: ignore[call-overload]
     assert known(state) == whole(table)
     (error,) = errors
-    assert (error.code, error.remedy.split("; ")[1].split(" (")[0]) == ("state.damaged", f"lost are {TABLES[table][0]}")
+    assert (error.code, error.remedy.split("; ")[1].split(" (")[0]) == ("state.damaged", f"lost: {TABLES[table][0]}")
     assert (full / f"{FILE}.damaged.1").read_bytes() == before
     state.replace({table: [ROWS[table]]})
     assert known(kept_in(full)) == whole()

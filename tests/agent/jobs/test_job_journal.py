@@ -46,7 +46,7 @@ def test_a_row_that_no_journal_has_written_costs_the_journal_alone(tmp_path: Pat
     reported: list[AgentError] = []
     journal = JobJournal(kept_in(tmp_path, reported.append))
     assert [(error.code, error.remedy) for error in reported] == [
-        ("state.damaged", "check the disk; lost are the journal of jobs")
+        ("state.damaged", "check the disk; lost: the journal of jobs")
     ]
     journal.start("b", "alarm", {}, [])
     assert [record.id for record in opened(tmp_path).records()] == ["b"]
