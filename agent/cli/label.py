@@ -192,13 +192,13 @@ def _print_accuracy(measured: MeasuredAccuracy) -> None:
 
 
 def _propose(options: argparse.Namespace, store: LabelStore) -> int:
-    from agent.common.board_state import BoardState
     from agent.common.console import say_error
     from agent.control.policies import Policies
     from agent.labelling.proposal import propose
+    from agent.state.store import StateStore
 
     config = load_board_config(options.config)
-    state = BoardState.copy_of(config.state_dir, ["policies"])
+    state = StateStore.copy_of(config.state_dir, ["policies"])
     policies = Policies(config, state)
     state.report_to(lambda error: say_error(str(error)))
     frames = store.frames()

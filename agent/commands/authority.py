@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError, CommandError, ConfigError
 from agent.config import CommandsConfig
 from agent.contract.commands import ModelArgs, Release
 from agent.contract.signing import Keyring
 from agent.contract.topics import Topics
 from agent.contract.wire import describe_errors
+from agent.state.store import StateStore
 from agent.system.board import is_synchronised
 
 
@@ -129,7 +129,7 @@ class Releases:
     damage: the error that says so; None if they are known.
     """
 
-    def __init__(self, authority: Authority | None, state: BoardState) -> None:
+    def __init__(self, authority: Authority | None, state: StateStore) -> None:
         """authority: None requires no release."""
         self._authority = authority
         self._state = state

@@ -10,13 +10,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Access
 from agent.common.errors import AgentError
-from agent.common.salvage import Row
 from agent.contract.commands import CommandResult
 from agent.mqtt.message import Reply
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 
 MEMORY_S = 30 * 86_400.0  # also the longest validity of a command: a forgotten one has expired
 MOST_ROWS = 10_000
@@ -33,7 +33,7 @@ class CommandLog:
     command was carried out yet, and its clock may be wrong.
     """
 
-    def __init__(self, state: BoardState, most_rows: int = MOST_ROWS, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, state: StateStore, most_rows: int = MOST_ROWS, clock: Clock = SYSTEM_CLOCK) -> None:
         self._state = state
         self._most_rows = most_rows
         self._clock = clock

@@ -17,13 +17,13 @@ from pydantic import JsonValue, ValidationError
 
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import Authorisation, failure
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError, CommandError
-from agent.common.salvage import Row
 from agent.common.state_files import parse_state
 from agent.config import Config
 from agent.contract.commands import Desired, Reported
 from agent.contract.wire import MessageError, describe_errors, read_object
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 
 log = logging.getLogger(__package__)
 
@@ -56,7 +56,7 @@ class Settings:
     """
 
     base: Config
-    state: BoardState
+    state: StateStore
     trusts: Callable[[str], bool]
     on_change: Callable[[Config], None]
 

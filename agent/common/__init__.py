@@ -1,10 +1,9 @@
 """Small tools that every other package may use. It knows nothing of cameras, models or MQTT.
 
-Reading order: errors and schema (every configuration goes through them), clock and timing, database, board_state (what
-a board keeps, with salvage and former_state); the others as needed.
+Reading order: errors and schema (every configuration goes through them), clock and timing, database; the others as
+needed.
 
 Public names:
-    board_state  BoardState, RepairedError, TABLES
     bounded_yaml load_yaml, YamlError
     clock        Clock, SYSTEM_CLOCK, Waker
     console      Task, progress, stage, say, say_error, set_up_logging
@@ -14,7 +13,6 @@ Public names:
     heap         limit_malloc_arenas, release_free_memory
     latency      LatencyHistogram, LoopMeter, LoopSample, LoopTotals
     main_thread  MainThreadQueue, RunInMainThread
-    former_state take_over
     redaction    hide_arguments, redact, redact_location
     schema       Finite, Strict, read_yaml, validate, verbatim_error
     state_files  Journal, parse_or_none, parse_state

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from agent.commands.deliveries import StagedCalibration
 from agent.commands.dispatcher import CommandProgress
-from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
@@ -43,6 +42,7 @@ from agent.monitoring.camera_monitor import CameraStates
 from agent.monitoring.gains import GainRecord
 from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.serving.pipeline import Pipeline
+from agent.state.store import StateStore
 from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
@@ -74,7 +74,7 @@ class Operations:
     reporter: Reporter
     run_in_main_thread: RunInMainThread
     journal: JobJournal
-    state: BoardState
+    state: StateStore
     unused_plan: TaredError | None = None
     clock: Clock = SYSTEM_CLOCK
 
@@ -84,7 +84,7 @@ class Operations:
         def report_error(error: AgentError) -> None:
             self.run_in_main_thread(lambda: reporter.error(error))
 
-        kept = self.state if pipeline.is_live else BoardState(None)  # each play of a recording starts from scratch
+        kept = self.state if pipeline.is_live else StateStore(None)  # each play of a recording starts from scratch
         self.policies = Policies(config, self.state)
         with reporter.reporting_errors():
             for before, artefact in service.rebuilt.items():

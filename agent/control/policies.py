@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError, CommandError
-from agent.common.salvage import Row
 from agent.common.state_files import parse_state
 from agent.config import Config
 from agent.contract.commands import PolicyArgs
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from agent.vision.labels import class_id, class_name
 from agent.vision.policy import Policy, Polygon
 from agent.vision.task import ServedFrame
@@ -28,7 +28,7 @@ from agent.vision.tasks.opening import open_task
 class Policies:
     """The policies by artefact. One thread changes them; `show` may be called by any."""
 
-    def __init__(self, config: Config, state: BoardState) -> None:
+    def __init__(self, config: Config, state: StateStore) -> None:
         self._spec = config.model
         self._task = open_task(config.model)
         self._device = config.mqtt.device

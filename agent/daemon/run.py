@@ -17,7 +17,6 @@ from agent.camera.reader import source_length, source_seconds
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.authority import Authority
 from agent.commands.recognition import CommandRecognition
-from agent.common.board_state import BoardState
 from agent.common.console import say
 from agent.common.errors import AgentError, CameraError, ConfigError
 from agent.common.http.addresses import is_loopback
@@ -39,6 +38,7 @@ from agent.results.mqtt_output import ResultsTopic
 from agent.results.preview import Preview
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
+from agent.state.store import StateStore
 from agent.system.process import ending_in_time, handling_signals, notify_service_manager, raise_interrupt
 from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
@@ -82,12 +82,12 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
         check_gstreamer(camera.to_source())
     os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are private from the first byte
     with ending_in_time(), lock_state_dir(config.state_dir):
-        state = BoardState(config.state_dir)
+        state = StateStore(config.state_dir)
         return _run(config, state, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 
 
 def _run(
-    config: Config, state: BoardState, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages
+    config: Config, state: StateStore, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages
 ) -> RunSummary:
     content, model, unused_plan = _open_model(config)
     in_float = model.build_request(model.master, "fp32")
@@ -239,7 +239,7 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
 
 @contextmanager
 def _open_link(
-    config: Config, state: BoardState, birth: Birth, authority: Authority, pages: Pages
+    config: Config, state: StateStore, birth: Birth, authority: Authority, pages: Pages
 ) -> Iterator[MqttLink | None]:
     """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on.
 

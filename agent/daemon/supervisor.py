@@ -18,7 +18,6 @@ from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_
 from agent.commands.dispatcher import Handler
 from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
-from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.console import Task, progress
 from agent.common.errors import AgentError, CameraError, FaultLog, fault_remedy
@@ -45,6 +44,7 @@ from agent.monitoring.history import History
 from agent.results.preview import Preview
 from agent.results.writer import ResultsWriter
 from agent.serving.pipeline import Pipeline, total_frames
+from agent.state.store import StateStore
 from agent.system.process import handling_signals, notify_service_manager
 from agent.uplink.link import MqttLink
 from agent.uplink.reporter import Reporter
@@ -107,7 +107,7 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        state: BoardState,
+        state: StateStore,
         model: Model,
         backend: Backend,
         link: MqttLink | None,

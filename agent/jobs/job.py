@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 from agent.collection.report import SelectionReport
 from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CANCELLED, CommandProgress
-from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.heap import release_free_memory
-from agent.common.salvage import Row
 from agent.common.state_files import parse_or_none
 from agent.jobs.limits import AutomationLimits
 from agent.jobs.refusal import Attempt
 from agent.models.offline_work import OfflineWork
 from agent.planning.raising import PrecisionRaise
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.interface import Engine
@@ -117,13 +117,13 @@ def read_journal(state_dir: Path) -> list[JobRow]:
         reason = parse_or_none(lambda: json.loads(error)["found"])
         return JobRow(trigger, state, artefact or "", str(reason or ""), created, updated)
 
-    return BoardState.copy_of(state_dir, ["jobs"]).read("jobs", lambda rows: [*map(shown, rows)]) or []
+    return StateStore.copy_of(state_dir, ["jobs"]).read("jobs", lambda rows: [*map(shown, rows)]) or []
 
 
 class JobJournal:
     """The newest thousand jobs, in the board's state; one thread uses it."""
 
-    def __init__(self, state: BoardState) -> None:
+    def __init__(self, state: StateStore) -> None:
         self._state = state
         self.records()  # reports a journal that is damaged
 

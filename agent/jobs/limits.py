@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
-from agent.common.salvage import Row
 from agent.planning.raising import EXHAUSTED
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from calibrate.errors import TaredError
 
 ROLLBACK_LOOP = "recalibration.rollback_loop"
@@ -42,7 +42,7 @@ class AutomationLimits:
     It starts with the limits of earlier processes. on_error is called with ROLLBACK_LOOP.
     """
 
-    state: BoardState
+    state: StateStore
     per_day: int
     job_pause_s: float
     switch_pause_s: float
@@ -177,7 +177,7 @@ class PrecisionAttempts:
     artefacts.
     """
 
-    def __init__(self, state: BoardState, origin: str) -> None:
+    def __init__(self, state: StateStore, origin: str) -> None:
         """Read the attempts of earlier processes.
 
         origin: Fingerprint of what the attempts depend on, as `raising_id` (agent.jobs.refusal) returns it.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.commands.dispatcher import failure
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState, JobTracker
 from agent.models.engine_service import reject
+from agent.state.store import StateStore
 from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
@@ -51,7 +51,7 @@ class CrashRecovery:
         current: Id of the artefact that `current` led to; empty for none.
     """
 
-    def __init__(self, state_dir: Path, state: BoardState, reporter: Reporter) -> None:
+    def __init__(self, state_dir: Path, state: StateStore, reporter: Reporter) -> None:
         """Remove leftover files, and a candidate that was on probation, so that it cannot be chosen to serve.
 
         The caller holds the directory's lock.

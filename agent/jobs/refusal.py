@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
-from agent.common.salvage import Row
 from agent.common.state_files import parse_state
 from agent.config import Config
 from agent.jobs.limits import REFUSED
 from agent.models.engine_service import EngineService
 from agent.monitoring.drift import Regime
 from agent.monitoring.regimes import parse_regime
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from calibrate.errors import TaredError
 from engines.store.artefact import fingerprint
 
@@ -96,7 +96,7 @@ class RefusalMemory:
         settings: `settings_id` as of now; whoever changes what it covers sets it again.
     """
 
-    def __init__(self, state: BoardState) -> None:
+    def __init__(self, state: StateStore) -> None:
         """Read the refusal that an earlier process kept."""
         self.settings = ""
         self._state = state

@@ -29,13 +29,13 @@ import onnx
 import pydantic
 from pydantic import ConfigDict, NonNegativeInt
 
-from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import FaultLog
-from agent.common.salvage import Row
 from agent.common.state_files import count, parse_state
 from agent.common.timing import RandomInterval
 from agent.models.model import Model
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
@@ -276,7 +276,7 @@ class AuditEvidence:
     in later periods; `is_answered`: the work made with that reference was dropped, and its renewal has started.
     """
 
-    def __init__(self, state: BoardState, identity: str, period_s: float | None) -> None:
+    def __init__(self, state: StateStore, identity: str, period_s: float | None) -> None:
         """Args:
         identity: Of the model and the runtime; evidence against another one does not count.
         period_s: Seconds between two audited frames: how many of them ten years have. None: no frame is audited.

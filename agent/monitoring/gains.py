@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from agent.common.board_state import BoardState
-from agent.common.salvage import Row
 from agent.common.state_files import count, finite, share
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from calibrate.statistics.evidence import Interval
 from calibrate.statistics.fidelity_gain import GainMap, Recalibrated
 
@@ -26,7 +26,7 @@ class GainRecord:
     The supervisor's thread records gains; any thread reads them.
     """
 
-    def __init__(self, state: BoardState | None = None, identity: str = "") -> None:
+    def __init__(self, state: StateStore | None = None, identity: str = "") -> None:
         """Args:
         state: None keeps nothing over a restart.
         identity: Of the model; what another one gained says nothing of this one.

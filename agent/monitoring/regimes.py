@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent.collection.collection import SharedCollection
-from agent.common.board_state import BoardState
-from agent.common.salvage import Row
 from agent.common.state_files import finite, parse_state
 from agent.config import Config
 from agent.models.model import Model, tap_weights
 from agent.monitoring.camera_monitor import CameraMonitor, CameraStates
 from agent.monitoring.drift import Regime
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from agent.vision.registry import accepted_loss
 from engines.calibration import Calibration
 
@@ -34,7 +34,7 @@ class RegimeStore:
     At most `most` are kept: the one that has not served for longest goes first.
     """
 
-    def __init__(self, state: BoardState, identity: str, most: int) -> None:
+    def __init__(self, state: StateStore, identity: str, most: int) -> None:
         """identity: a fingerprint of model, plan, spec and runtime. Regimes stored under another one are ignored."""
         self._state = state
         self._identity = identity
@@ -61,7 +61,7 @@ class RegimeStore:
         return tuple(regimes[-self._most :])
 
 
-def regime_artefacts(state: BoardState) -> list[str]:
+def regime_artefacts(state: StateStore) -> list[str]:
     """List the artefacts of all regimes that a board keeps, of any identity."""
     return state.read("regimes", lambda rows: [artefact for artefact, _, _ in rows]) or []
 

@@ -18,7 +18,6 @@ from agent.camera.capture import CaptureThread, FrameSlot
 from agent.camera.config import CameraConfig
 from agent.camera.reader import source_length
 from agent.camera.source import Source
-from agent.common.board_state import BoardState
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CameraError, FaultLog, fault_remedy
 from agent.common.latency import LoopMeter
@@ -32,6 +31,7 @@ from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
 from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
 from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecorder, Trial, TrialEvents, deadline_s
+from agent.state.store import StateStore
 from agent.vision.labels import LabelKind
 from agent.vision.output_checks import check_batch
 from agent.vision.task import ServedFrame, VisionTask
@@ -153,7 +153,7 @@ class Pipeline:
     def __init__(
         self,
         config: Config,
-        state: BoardState,
+        state: StateStore,
         sources: Sequence[Source],
         model: Model,
         engine_id: str,
@@ -212,7 +212,7 @@ class Pipeline:
         reference, checked = (partial(model.open_observer, each) for each in (backend, checked_backend))
         # The evidence against the reference, also where no more of it is gathered.
         parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
-        kept = state if self.is_live else BoardState(None)  # each play of a recording starts from scratch
+        kept = state if self.is_live else StateStore(None)  # each play of a recording starts from scratch
         period_s = config.observe.audit_period_s
         self._evidence = AuditEvidence(kept, fingerprint(parts), period_s)
         if self.mismatch is not None:

@@ -13,12 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent.common.board_state import BoardState
-from agent.common.salvage import Row
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.mqtt.config import HomeAssistantConfig
 from agent.mqtt.message import Mailbox, Message
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 
 BORN = b"online"  # payload on its status topic when Home Assistant has started
 _EXPIRES_S = 300  # a command's validity; the clocks of Home Assistant and the board may differ by as much
@@ -112,7 +112,7 @@ class Discovery(Mailbox):
         topics: Topics,
         cameras: Sequence[str],
         birth: Birth,
-        state: BoardState,
+        state: StateStore,
         config: HomeAssistantConfig,
         button: bool,
     ) -> None:

@@ -13,7 +13,6 @@ from agent.commands.authority import Authority
 from agent.commands.dispatcher import Authorisation, CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
-from agent.common.board_state import BoardState
 from agent.common.clock import Clock
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
@@ -22,6 +21,7 @@ from agent.contract.messages import Ack, Birth
 from agent.contract.wire import MessageError
 from agent.mqtt.client import Endpoint, SessionOptions
 from agent.mqtt.message import Message, Reply
+from agent.state.store import StateStore
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.uplink.reporter import Reporter
@@ -66,7 +66,7 @@ class Daemon:
             boot_id=str(uuid.UUID(int=context.rng.getrandbits(128))),
         )
         self._reporter = _Reporter(self._link, birth, clock)
-        state = BoardState(context.folder if context.on_disk else None, clock)
+        state = StateStore(context.folder if context.on_disk else None, clock)
         state.report_to(self._reporter.error)
         self._settings = Settings(
             options.config, state, lambda _: True, lambda _: self._link.send(self._settings.reported())

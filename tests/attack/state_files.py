@@ -21,7 +21,6 @@ from agent.commands.authority import Authority, Releases
 from agent.commands.dispatcher import Authorisation
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
-from agent.common.board_state import FILE, TABLES, BoardState
 from agent.common.errors import AgentError, CommandError
 from agent.config import CommandsConfig, Config
 from agent.contract.commands import Release
@@ -37,6 +36,8 @@ from agent.monitoring.gains import GainRecord
 from agent.monitoring.history import History, HistoryRow, read_history
 from agent.monitoring.regimes import RegimeStore, parse_regime
 from agent.mqtt.config import HomeAssistantConfig, OutboxConfig
+from agent.state.schema import TABLES
+from agent.state.store import FILE, StateStore
 from agent.uplink.home_assistant import Discovery
 from agent.uplink.outbox import Outbox
 from agent.vision.spec import ModelSpec
@@ -57,54 +58,54 @@ def _unreported(_error: TaredError) -> None:
     """An error that the daemon logs."""
 
 
-def _limits(state: BoardState) -> None:
+def _limits(state: StateStore) -> None:
     limits = AutomationLimits(state, 4, 60.0, 60.0, 3, _unreported)
     assert limits.may_start in (True, False)
     limits.count_rollback()
 
 
-def _attempts(state: BoardState) -> None:
+def _attempts(state: StateStore) -> None:
     attempts = PrecisionAttempts(state, "origin")
     attempts.forbid("a")
     assert attempts.next_rung("b") >= 0
 
 
-def _releases(state: BoardState) -> None:
+def _releases(state: StateStore) -> None:
     """A release is no way back, and what cannot be read accepts none."""
     releases = Releases(Authority(CommandsConfig(), TOPICS, False, lambda: True), state)
     releases.record(Release(kind="release", sha256="ab" * 32, size=5, version=3, issued=1.0, expires=2.0), "ab" * 8)
 
 
-def _config(state: BoardState) -> Config:
+def _config(state: StateStore) -> Config:
     model = ModelSpec(path=state.path.with_name("model.onnx"), task="raw")
     document = {"model": model, "camera": {"source": "v4l2:/dev/video0"}, "state_dir": state.path.parent}
     return Config.model_validate(document)
 
 
-def _settings(state: BoardState) -> None:
+def _settings(state: StateStore) -> None:
     settings = Settings(_config(state), state, lambda _: True, lambda _: None)
     with suppress(CommandError):  # a version that somebody has set as high as it goes
         settings.set({"recalibration.max_loss": 0.2}, Authorisation(settings.version + 1))
     assert 0.0 < settings.config.max_loss < 1.0
 
 
-def _regimes(state: BoardState) -> None:
+def _regimes(state: StateStore) -> None:
     store = RegimeStore(state, "one model", 5)
     store.learn(parse_regime(REGIME))
     assert len(store.known) <= 5
 
 
-def _policies(state: BoardState) -> None:
+def _policies(state: StateStore) -> None:
     Policies(_config(state), state).keep_only(set())
     state.replace({"policies": [("a", json.dumps({"score_threshold": 0.5}))]})
 
 
-def _home_assistant(state: BoardState) -> None:
+def _home_assistant(state: StateStore) -> None:
     config = HomeAssistantConfig(enabled=True)
     Discovery(TOPICS, ["gate"], Birth(agent_version="1", engine="e"), state, config, False)
 
 
-def _refusal(state: BoardState) -> None:
+def _refusal(state: StateStore) -> None:
     memory = RefusalMemory(state)
     memory.settings = "now"
     attempt = Attempt("now", parse_regime(REGIME))
@@ -112,21 +113,21 @@ def _refusal(state: BoardState) -> None:
     assert memory.standing is not None
 
 
-def _gains(state: BoardState) -> None:
+def _gains(state: StateStore) -> None:
     GainRecord(state, "one model").note(Recalibrated(12.0, 0.4, 0.0, 64))
 
 
-def _audit(state: BoardState) -> None:
+def _audit(state: StateStore) -> None:
     AuditEvidence(state, "one model", 300.0).add(Mismatch(0.5, "out", -3.0, 50.0, "front", 1))
 
 
-def _journal(state: BoardState) -> None:
+def _journal(state: StateStore) -> None:
     journal = JobJournal(state)
     assert len(journal.records()) <= 40
     journal.start(f"job {len(journal.records())} {state.repairs}", "alarm", {}, [])
 
 
-def _command_log(state: BoardState) -> None:
+def _command_log(state: StateStore) -> None:
     log, now = CommandLog(state), time.time()
     log.accept(f"c{len(log.unfinished())}", "digest", now + 60.0, now, now + 5.0)
     assert len(log.unfinished()) <= 40
@@ -150,7 +151,7 @@ _STORES = (
 
 def _state(path: Path) -> None:
     """Every store opens, and keeps something anew; a disk that was damaged costs one attempt of those in between."""
-    state = BoardState(path.parent)
+    state = StateStore(path.parent)
     state.report_to(_unreported)
     for store in _STORES:
         store(state)

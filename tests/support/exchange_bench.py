@@ -13,7 +13,6 @@ from raising_world import config_in
 from turned_clock import TurnedClock
 
 from agent.camera.capture import Frame
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
 from agent.contract.messages import Birth
 from agent.control.policies import Policies
@@ -24,6 +23,7 @@ from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
 from agent.serving.trial import AnswerRecord, TrialEvents
+from agent.state.store import StateStore
 from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from agent.vision.task import ServedFrame
@@ -118,7 +118,7 @@ class Bench:
             lambda function: function(),
             lambda loaded, since: self.served.append((loaded.artefact.id if loaded else None, since["camera"])),
             self.rolled_back.append,
-            Policies(config, BoardState(None)),
+            Policies(config, StateStore(None)),
             self.clock,
         )
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from unexpected import unexpected
 
-from agent.common.board_state import FILE, BoardState
 from agent.common.errors import AgentError
 from agent.jobs.job import JobJournal, JobRecord
+from agent.state.store import FILE, StateStore
 
 
-def kept_in(folder: Path, on_error: Callable[[AgentError], None] = unexpected) -> BoardState:
+def kept_in(folder: Path, on_error: Callable[[AgentError], None] = unexpected) -> StateStore:
     """Open the state in a folder, as the next process does."""
-    state = BoardState(folder)
+    state = StateStore(folder)
     state.report_to(on_error)
     return state
 
@@ -32,7 +32,7 @@ def spoil(folder: Path, statement: str, *values: object) -> None:
 
 
 @contextmanager
-def refusing(state: BoardState) -> Iterator[None]:
+def refusing(state: StateStore) -> Iterator[None]:
     """Let another process keep the file to itself, so that it can neither be read nor written."""
     state._file = replace(state._file, patience_s=0.0)
     with closing(sqlite3.connect(state.path, isolation_level=None)) as db:
@@ -42,7 +42,7 @@ def refusing(state: BoardState) -> Iterator[None]:
 
 def records_in(folder: Path) -> Sequence[JobRecord]:
     """Return the jobs in the journal of a daemon that may run beside."""
-    return JobJournal(BoardState.copy_of(folder, ["jobs"])).records()
+    return JobJournal(StateStore.copy_of(folder, ["jobs"])).records()
 
 
 # Counts what changes the disk or a file's content, and dies before the call of that number.
@@ -68,8 +68,8 @@ def before(function):
     return counted
 for name in ("replace", "link", "rename", "unlink", "fsync"):
     setattr(os, name, before(getattr(os, name)))
-from agent.common.board_state import BoardState
-BoardState(Path(sys.argv[1]))
+from agent.state.store import StateStore
+StateStore(Path(sys.argv[1]))
 """
 
 

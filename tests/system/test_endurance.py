@@ -16,9 +16,9 @@ from kept import kept_in
 from worlds import make_world
 
 from agent.commands.log import MOST_ROWS
-from agent.common.board_state import BoardState
 from agent.contract.commands import CommandResult
 from agent.jobs.job import JobJournal, JobState
+from agent.state.store import StateStore
 
 WARM_UP = 20  # jobs after which all that is kept for good is there
 ANSWERED = 12_000  # frames after which the memory of answers, for which labels may come, is full
@@ -88,7 +88,7 @@ def fill(journal: JobJournal) -> None:
             journal.enter(f"{number:012x}", state, result={"artefact": 16 * "0", "fidelity": 1.0})
 
 
-def fill_log(state: BoardState) -> None:
+def fill_log(state: StateStore) -> None:
     """With as many commands as are remembered: all carried out, and expired."""
     hour_ago = time.time() - 3600.0
     with state.transaction("write", "commands") as db:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from worlds import ALARM_COMMIT, World, make_world
 
-from agent.common.board_state import BoardState
 from agent.monitoring.regimes import regime_artefacts
+from agent.state.store import StateStore
 from engines.store.artefact import Store
 
 # What is darker still counts as a covered lens. In brighter light some pictures lie between two classes, and one such
@@ -24,7 +24,7 @@ def in_light(folder: Path, light: float) -> World:
 
 
 def known(world: World) -> Sequence[str]:
-    return regime_artefacts(BoardState.copy_of(world.state_dir, ["regimes"]))
+    return regime_artefacts(StateStore.copy_of(world.state_dir, ["regimes"]))
 
 
 @pytest.mark.trial

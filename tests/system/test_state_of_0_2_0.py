@@ -29,7 +29,6 @@ from agent.commands.authority import Releases
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
-from agent.common.board_state import TABLES, BoardState
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.control.policies import Policies
@@ -43,6 +42,8 @@ from agent.monitoring.drift import Regime
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.gains import GainRecord
 from agent.monitoring.regimes import RegimeStore
+from agent.state.schema import TABLES
+from agent.state.store import StateStore
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
@@ -184,7 +185,7 @@ TAKEN_OVER = (
 )
 
 
-def known(state: BoardState) -> dict[str, object]:
+def known(state: StateStore) -> dict[str, object]:
     return {table: state.read(table, list) for table in TABLES}
 
 
@@ -193,7 +194,7 @@ def test_a_takeover_that_is_killed_at_any_point_is_done_by_the_next_start(
     state_dir: Path, tmp_path: Path, stride: int
 ) -> None:
     before = {name: (state_dir / name).read_bytes() for name in TAKEN_OVER}
-    whole, step, folder = known(BoardState.copy_of(state_dir, [*TABLES])), 0, tmp_path / "killed"
+    whole, step, folder = known(StateStore.copy_of(state_dir, [*TABLES])), 0, tmp_path / "killed"
     assert all(whole.values())
     while True:
         folder.mkdir()
@@ -210,7 +211,7 @@ def test_a_takeover_that_is_killed_at_any_point_is_done_by_the_next_start(
 
 @pytest.mark.parametrize("name", TAKEN_OVER)
 def test_a_file_that_is_damaged_is_lost_alone(state_dir: Path, name: str) -> None:
-    whole, errors = known(BoardState.copy_of(state_dir, [*TABLES])), list[AgentError]()
+    whole, errors = known(StateStore.copy_of(state_dir, [*TABLES])), list[AgentError]()
     (state_dir / name).write_bytes(b"\xff no state")
     state = kept_in(state_dir, errors.append)
     lost = {table for table, rows in known(state).items() if rows != whole[table]}
@@ -229,5 +230,5 @@ def test_a_file_of_a_newer_tared_is_refused(state_dir: Path, name: str) -> None:
         with closing(sqlite3.connect(state_dir / name)) as db:
             db.execute("PRAGMA user_version = 99")
     with pytest.raises(AgentError, match=rf"state\.schema: .*{name} of schema 99; expected schema 1"):
-        BoardState(state_dir)
+        StateStore(state_dir)
     assert not (state_dir / "state.sqlite").exists()

@@ -13,12 +13,12 @@ from kept import kept_in, spoil
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
-from agent.common.board_state import BoardState
 from agent.common.errors import ConfigError
 from agent.common.http.addresses import is_loopback
 from agent.config import CommandsConfig
 from agent.contract.commands import CommandResult
 from agent.mqtt.message import Reply
+from agent.state.store import StateStore
 
 __all__ = ["board"]  # the fixture
 
@@ -103,7 +103,7 @@ def test_without_its_guard_a_lost_log_is_as_old_as_this_start(board: Board, lost
         spoil(board.folder, "DELETE FROM commands")
     else:
         (board.folder / "state.sqlite").write_bytes(b"no database at all")
-        CommandLog(BoardState(board.folder))
+        CommandLog(StateStore(board.folder))
     board.restart()
     assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
 

@@ -13,9 +13,9 @@ from device import NOW
 from kept import kept_in, refusing, spoil
 
 from agent.commands.authority import Releases
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import ModelArgs
+from agent.state.store import StateStore
 
 __all__ = ["board"]  # the fixture
 
@@ -140,14 +140,14 @@ def test_where_the_versions_were_lost_no_model_is_taken(
     taken_up(releases(), board, "rel", 5)
     (tmp_path / "state.sqlite").write_bytes(b"no database at all")
     for _ in range(2):  # the second start finds a sound file
-        damaged = Releases(board.authority, BoardState(tmp_path))
+        damaged = Releases(board.authority, StateStore(tmp_path))
         with pytest.raises(AgentError, match=r"state\.damaged: .*\.damaged\.1"):
             taken_up(damaged, board, "rel", 5)
     if is_spoilt_again:
         spoil(tmp_path, "DROP TABLE gains")
-        assert BoardState(tmp_path).read("gains", list) is None
+        assert StateStore(tmp_path).read("gains", list) is None
         (tmp_path / "state.sqlite.damaged.1").unlink()
-        assert Releases(board.authority, BoardState(tmp_path)).damage is not None, "they are no more known than before"
+        assert Releases(board.authority, StateStore(tmp_path)).damage is not None, "they are no more known than before"
     for aside in tmp_path.glob("*.damaged.*"):
         aside.unlink()
     taken_up(releases(), board, "rel", 5)

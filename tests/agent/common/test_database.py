@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.common.board_state import BoardState
 from agent.common.database import Database
 from agent.common.errors import AgentError
+from agent.state.store import StateStore
 from agent.uplink import outbox_store
 from fleet.store.sqlite import SqliteStore
 
@@ -33,7 +33,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_each_file_is_written_so_that_a_power_cut_takes_no_commit_back(tmp_path: Path) -> None:
-    store, state = SqliteStore(tmp_path / "fleet"), BoardState(tmp_path)
+    store, state = SqliteStore(tmp_path / "fleet"), StateStore(tmp_path)
     store.close()
     outbox = outbox_store.database(tmp_path / "outbox")
     settings = {}

@@ -12,10 +12,10 @@ from trouble_bench import Desk, desk
 from agent.commands.authority import Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
-from agent.common.board_state import BoardState
 from agent.common.errors import CommandError
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
 from agent.daemon.handlers import engine_handlers
+from agent.state.store import StateStore
 
 __all__ = ["desk"]  # the fixture
 
@@ -72,7 +72,7 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
 
 def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path: Path) -> None:
     at, results = desk(), list[CommandResult]()
-    releases = Releases(None, BoardState(None))
+    releases = Releases(None, StateStore(None))
     bring = at.operations.new_model.deliver
     admit = ModelAdmission(tmp_path / "m.onnx", True, 0, releases)
     delivery = FileReceiver(tmp_path / "in", 0, lambda _: None, admit, bring)

@@ -8,10 +8,10 @@ import pytest
 from kept import kept_in
 
 from agent.commands.dispatcher import CANCELLED
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
 from agent.jobs.limits import PrecisionAttempts
 from agent.planning.raising import EXHAUSTED
+from agent.state.store import StateStore
 
 
 def ended(code: str) -> AgentError:
@@ -22,7 +22,7 @@ REFUSED = ended("recalibration.refused")
 
 
 def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
-    attempts = PrecisionAttempts(BoardState(None), "a word")
+    attempts = PrecisionAttempts(StateStore(None), "a word")
     assert attempts.next_rung("day") == 1
     attempts.note_failure("day", REFUSED)
     attempts.note_failure("day", REFUSED)
@@ -43,7 +43,7 @@ def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
 )
 def test_the_next_rung_follows_from_how_the_attempt_ended(rung: int, codes: list[str]) -> None:
     for code in codes:
-        attempts = PrecisionAttempts(BoardState(None), "a word")
+        attempts = PrecisionAttempts(StateStore(None), "a word")
         attempts.note_failure("day", ended(code))
         assert (attempts.next_rung("day"), attempts.next_rung("night")) == (rung, 1)
 

@@ -25,7 +25,6 @@ from observer_bench import MANY, Bench, Faulty
 from onnx import numpy_helper
 from turned_clock import TurnedClock
 
-from agent.common.board_state import BoardState
 from agent.models.model import Model
 from agent.monitoring.audit import (
     AuditedFrame,
@@ -36,6 +35,7 @@ from agent.monitoring.audit import (
     _difference,
 )
 from agent.monitoring.observer import ObserverThread
+from agent.state.store import StateStore
 from calibrate.errors import CalibrationError
 from calibrate.statistics.evidence import NoiseDetector
 from engines.graph.rounding import round_products, rounded, smooth_outputs
@@ -184,7 +184,7 @@ def start(
 
 
 def evidence(folder: Path | None, identity: str = "a", period_s: float | None = 300.0) -> AuditEvidence:
-    return AuditEvidence(kept_in(folder) if folder else BoardState(None), identity, period_s)
+    return AuditEvidence(kept_in(folder) if folder else StateStore(None), identity, period_s)
 
 
 def proven(folder: Path) -> AuditEvidence:
@@ -236,7 +236,7 @@ def test_a_mismatch_that_is_damaged_proves_nothing(tmp_path: Path, key: str, val
     mismatch = proven(tmp_path).mismatch
     assert mismatch is not None
     spoil(tmp_path, "UPDATE audit SET mismatch = ?", json.dumps({**asdict(mismatch), key: value}))
-    state = BoardState(tmp_path)
+    state = StateStore(tmp_path)
     assert AuditEvidence(state, "a", 300.0).mismatch is None
     assert state.repairs == 1
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from kept import kept_in, spoil
 
-from agent.common.board_state import BoardState
 from agent.monitoring.gains import GainRecord
+from agent.state.store import StateStore
 from calibrate.statistics.fidelity_gain import Recalibrated
 
 VAIN = Recalibrated(12.0, 0.4, 0.0, 64)
@@ -39,7 +39,7 @@ def test_gains_outlive_the_process_and_belong_to_one_model(tmp_path: Path) -> No
 def test_damage_costs_only_what_was_learnt(tmp_path: Path, damage: str) -> None:
     taught(tmp_path)
     spoil(tmp_path, f"UPDATE gains SET {damage} WHERE rowid = 3")
-    record = GainRecord(BoardState(tmp_path), "model")
+    record = GainRecord(StateStore(tmp_path), "model")
     assert expected(record) == expected(GainRecord())
     record.note(VAIN)
     assert expected(GainRecord(kept_in(tmp_path), "model")) < expected(GainRecord())

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept import kept_in, refusing
 
-from agent.common.board_state import BoardState
 from agent.common.errors import AgentError
 from agent.monitoring.drift import Regime
 from agent.monitoring.regimes import RegimeStore
+from agent.state.store import StateStore
 
 
 def regime(name: str) -> Regime:
@@ -52,7 +52,7 @@ def test_regimes_of_another_model_or_runtime_are_not_taken_over(tmp_path: Path) 
 @settings(ONE_FILE)
 @given(content=(spoilt(asdict(regime("a"))) | ANYTHING).map(json.dumps) | st.text(st.characters(codec="utf-8")))
 def test_whatever_is_kept_the_daemon_starts_and_learns(tmp_path: Path, content: str) -> None:
-    state = BoardState(tmp_path)
+    state = StateStore(tmp_path)
     state.replace({"regimes": [("a", "one model", content)]})
     store = RegimeStore(state, "one model", 5)
     for known in store.known:

@@ -18,7 +18,6 @@ from worlds import SPEC
 from zoo import residual_net
 
 from agent.camera.capture import Frame
-from agent.common.board_state import BoardState
 from agent.common.schema import validate
 from agent.config import Config
 from agent.models.model import open_model
@@ -28,6 +27,7 @@ from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
 from agent.serving.inference import Sink
 from agent.serving.pipeline import Feed, Pipeline
+from agent.state.store import StateStore
 from agent.vision.task import ServedFrame
 from agent.vision.tasks.classify import Classification
 from calibrate.errors import TaredError
@@ -80,7 +80,7 @@ def open_pipeline(config: Config, sinks: Sequence[Sink] = ()) -> tuple[Pipeline,
 
     pipeline = Pipeline(
         config,
-        BoardState(None),
+        StateStore(None),
         sources,
         model,
         "a",

@@ -25,7 +25,6 @@ from pydantic import JsonValue
 from worlds import World, make_world
 
 from agent.commands.dispatcher import parse_command
-from agent.common.board_state import BoardState
 from agent.common.errors import ConfigError
 from agent.config import load_config
 from agent.contract.messages import Birth, CameraTelemetry, FidelityReport, Latency, Status, Telemetry
@@ -33,6 +32,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.config import HomeAssistantConfig
 from agent.mqtt.message import Message
+from agent.state.store import StateStore
 from agent.uplink.home_assistant import Discovery, describe, device_id
 from agent.uplink.link import MqttLink
 
@@ -211,7 +211,7 @@ def test_a_prefix_that_is_no_topic_is_refused(tmp_path: Path, prefix: str) -> No
 class Board:
     """A device with a link of its own for each configuration."""
 
-    def __init__(self, endpoint: Endpoint, state: BoardState) -> None:
+    def __init__(self, endpoint: Endpoint, state: StateStore) -> None:
         self.endpoint = endpoint
         self.state = state
 

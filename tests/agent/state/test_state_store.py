@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from kept import kept_in, open_until, refusing, spoil
 
-from agent.common import board_state
-from agent.common.board_state import FILE, TABLES, BoardState
 from agent.common.errors import AgentError
-from agent.common.salvage import Row
+from agent.state import store
+from agent.state.salvage import Row
+from agent.state.schema import MIGRATIONS, TABLES
+from agent.state.store import FILE, StateStore
 
 ROWS: dict[str, Row] = {
     "jobs": (1, "a", "alarm", "{}", "[]", "COMMITTED", None, None, None, 1.0, 2.0),
@@ -41,7 +42,7 @@ def full(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def known(state: BoardState) -> dict[str, Sequence[Row]]:
+def known(state: StateStore) -> dict[str, Sequence[Row]]:
     """The rows of every table that has some."""
     rows = {table: state.read(table, list) for table in TABLES}
     return {table: each for table, each in rows.items() if each}
@@ -118,11 +119,11 @@ def test_a_file_that_is_none_is_begun_anew(full: Path, damage: object, is_runnin
     assert known(kept_in(full)) == {"limits": [ROWS["limits"]]}
 
 
-def test_what_was_lost_stays_lost_until_somebody_removes_the_damaged_file(full: Path) -> None:
+def test_a_lost_table_stays_lost_until_somebody_removes_the_damaged_file(full: Path) -> None:
     overwrite(full, "releases")
-    BoardState(full)
+    StateStore(full)
     overwrite(full, "gains")
-    again = BoardState(full)
+    again = StateStore(full)
     assert again.lost_in("releases") == again.lost_in("gains") == full / f"{FILE}.damaged.2"
     assert again.lost_in("policies") is None
     (full / f"{FILE}.damaged.1").unlink()
@@ -134,15 +135,15 @@ def test_what_was_lost_stays_lost_until_somebody_removes_the_damaged_file(full: 
 def test_a_file_of_a_newer_tared_is_refused_and_left_as_it_is(full: Path) -> None:
     spoil(full, "PRAGMA user_version = 99")
     content = (full / FILE).read_bytes()
-    for opening in (BoardState, lambda folder: BoardState.copy_of(folder, ["jobs"])):
+    for opening in (StateStore, lambda folder: StateStore.copy_of(folder, ["jobs"])):
         with pytest.raises(AgentError, match=r"state\.schema: .* of schema 99; expected schema 1"):
             opening(full)
     assert (full / FILE).read_bytes() == content
 
 
 def test_an_older_schema_migrates_forward(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    later = (*board_state._MIGRATIONS, "ALTER TABLE limits ADD COLUMN colour TEXT DEFAULT 'red';")
-    monkeypatch.setattr(board_state, "_MIGRATIONS", later)
+    later = (*MIGRATIONS, "ALTER TABLE limits ADD COLUMN colour TEXT DEFAULT 'red';")
+    monkeypatch.setattr(store, "MIGRATIONS", later)
     assert known(kept_in(full)) == {**whole(), "limits": [(*ROWS["limits"], "red")]}
 
 
@@ -172,7 +173,7 @@ def test_a_transaction_that_fails_changes_no_table(full: Path) -> None:
 def test_a_copy_changes_nothing_beside_the_daemon(full: Path) -> None:
     overwrite(full, "gains")
     before, errors = sorted(full.iterdir()), list[AgentError]()
-    copy = BoardState.copy_of(full, ["policies", "gains"])
+    copy = StateStore.copy_of(full, ["policies", "gains"])
     copy.report_to(errors.append)
     assert (copy.read("policies", list), copy.read("gains", list)) == ([ROWS["policies"]], None)
     assert [error.code for error in errors] == ["state.damaged"]
@@ -191,7 +192,7 @@ def test_a_repair_that_is_killed_at_any_point_is_done_by_the_next_start(
         (full / FILE).write_bytes(damaged)
         if not open_until(full, step):
             break
-        state = BoardState(full)
+        state = StateStore(full)
         assert known(state) == whole("releases"), step
         assert state.lost_in("releases") is not None, step
         step += stride

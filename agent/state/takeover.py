@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.errors import AgentError
-from agent.common.salvage import Row, copy_table, insert_rows, is_regular
 from agent.common.state_files import parse_or_none, parse_state
+from agent.state.salvage import Row, copy_table, insert_rows, is_regular
 from engines.store.files import read_regular
 
 Tables = Mapping[str, Sequence[Row]]

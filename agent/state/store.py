@@ -1,12 +1,12 @@
 """Keep the small state of a board in one SQLite file, `state.sqlite`: its tables, and how damage is repaired.
 
 Every store of a board (jobs, commands, settings, limits, regimes, ...) has a table here, and reads and writes it by
-`BoardState`. A transaction opens the file anew, and is on the disk when it ends. A power cut or a kill loses no
+`StateStore`. A transaction opens the file anew, and is on the disk when it ends. A power cut or a kill loses no
 finished transaction and leaves no half one.
 
 There is one way to be damaged, whether SQLite finds a bad page or a store a row that tared does not write. The file is
 set aside as `state.sqlite.damaged.N`. A new one takes its place, with every table that is whole. `state.damaged` names
-the tables that were lost. The state directory of 0.2.0 is taken over in the same way (former_state).
+the tables that were lost. The state directory of 0.2.0 is taken over in the same way.
 """
 
 from __future__ import annotations
@@ -24,86 +24,14 @@ from typing import TypeVar
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Access, Database, make_room_aside, move_companions
 from agent.common.errors import AgentError
-from agent.common.former_state import take_over
-from agent.common.salvage import Row, copy_table, insert_rows, is_regular
 from agent.common.state_files import parse_or_none
+from agent.state.salvage import Row, copy_table, insert_rows, is_regular
+from agent.state.schema import MIGRATIONS, TABLES
+from agent.state.takeover import take_over
 from engines.store.files import sync_folder
 
 FILE = "state.sqlite"
 
-# By table: its content, and what people have to do if it is lost.
-TABLES: Mapping[str, tuple[str, str]] = {
-    "jobs": ("the journal of jobs", ""),
-    "commands": ("the log of commands", ""),
-    "replay_guard": ("the guard against replays", ""),
-    "settings": ("the settings", "send them again with the command set"),
-    "settings_versions": ("the versions of the settings", ""),
-    "releases": ("the versions of the releases", "no model is accepted until you have dealt with this"),
-    "policies": ("the policies", "set them again with the command policy"),
-    "regimes": ("the regimes", ""),
-    "limits": ("the limits of the day", ""),
-    "attempts": ("the refused raises of precision", ""),
-    "refusal": ("the latest refusal", ""),
-    "gains": ("the gains of recalibrations", ""),
-    "audit": ("the audit of the reference", ""),
-    "announcements": ("the announcements to Home Assistant", ""),
-}
-
-_MIGRATIONS = (
-    """
-    CREATE TABLE jobs (
-        number INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        trigger TEXT NOT NULL,
-        request TEXT NOT NULL,
-        command_ids TEXT NOT NULL,
-        state TEXT NOT NULL,
-        artefact TEXT,
-        error TEXT,
-        result TEXT,
-        created_wall REAL NOT NULL,
-        updated_wall REAL NOT NULL
-    ) STRICT;
-    CREATE TABLE commands (
-        number INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        digest TEXT NOT NULL,
-        expires_wall REAL NOT NULL,
-        received_wall REAL NOT NULL,
-        result TEXT NOT NULL,
-        final INTEGER NOT NULL,
-        delivered INTEGER NOT NULL DEFAULT 0,
-        reply_topic TEXT,
-        reply_correlation BLOB
-    ) STRICT;
-    CREATE INDEX undelivered ON commands (delivered) WHERE delivered = 0;
-    CREATE TABLE replay_guard (newest REAL NOT NULL, started REAL NOT NULL, forgotten REAL NOT NULL) STRICT;
-    CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL, signer TEXT NOT NULL) STRICT;
-    CREATE TABLE settings_versions (signer TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT;
-    CREATE TABLE releases (signer TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT;
-    CREATE TABLE policies (artefact TEXT PRIMARY KEY, policy TEXT NOT NULL) STRICT;
-    CREATE TABLE regimes (artefact TEXT PRIMARY KEY, identity TEXT NOT NULL, regime TEXT NOT NULL) STRICT;
-    CREATE TABLE limits (kind TEXT NOT NULL, wall REAL NOT NULL) STRICT;
-    CREATE TABLE attempts (artefact TEXT PRIMARY KEY, origin TEXT NOT NULL, refused INTEGER) STRICT;
-    CREATE TABLE refusal (settings TEXT NOT NULL, scene TEXT NOT NULL, error TEXT NOT NULL) STRICT;
-    CREATE TABLE gains (
-        identity TEXT NOT NULL,
-        gain_db REAL NOT NULL,
-        loss REAL NOT NULL,
-        gained REAL NOT NULL,
-        frames INTEGER NOT NULL
-    ) STRICT;
-    CREATE TABLE audit (
-        identity TEXT NOT NULL,
-        audited INTEGER NOT NULL,
-        detector TEXT NOT NULL,
-        mismatch TEXT,
-        answered INTEGER NOT NULL
-    ) STRICT;
-    CREATE TABLE announcements (topic TEXT PRIMARY KEY) STRICT;
-    CREATE TABLE lost (name TEXT PRIMARY KEY, aside TEXT NOT NULL) STRICT;
-    """,
-)
 _PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
 _NEW_PRAGMAS = ("journal_mode = MEMORY", "synchronous = FULL")  # nobody sees a new file before it is whole
 _IN_MEMORY = Path(":memory:")
@@ -115,7 +43,7 @@ class RepairedError(AgentError):
     """The file was damaged, which has been reported, and is usable again: the transaction may be tried again."""
 
 
-class BoardState:
+class StateStore:
     """The state of one board; any thread may use it, one at a time.
 
     Without a folder it lies in memory: a recording starts from scratch each time.
@@ -123,7 +51,7 @@ class BoardState:
     Attributes:
         repairs: How often the file was begun anew since this start.
 
-    >>> state = BoardState(None)
+    >>> state = StateStore(None)
     >>> state.replace({"releases": [("a key", 5)]})
     >>> state.read("releases", dict)
     {'a key': 5}
@@ -148,7 +76,7 @@ class BoardState:
             "state",
             "the state of the board",
             loss,
-            _MIGRATIONS,
+            MIGRATIONS,
             _PRAGMAS,
             clock=clock,
             repair=self._repair,
@@ -159,7 +87,7 @@ class BoardState:
             self._check()
 
     @classmethod
-    def copy_of(cls, folder: Path, tables: Sequence[str]) -> BoardState:
+    def copy_of(cls, folder: Path, tables: Sequence[str]) -> StateStore:
         """Return these tables as they lie in a state directory, in memory: nothing is changed or repaired there.
 
         Raises AgentError (`state.schema`) for a file of a newer tared.
