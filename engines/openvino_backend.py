@@ -48,7 +48,7 @@ from engines.interface import (
 )
 from engines.kernel_nodes import assign_others
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.quantise.integer_kernels import narrow_weights, shift_concatenated
+from engines.quantise.integer_kernels import bias_shared, narrow_weights, shift_concatenated
 from engines.store.artefact import fingerprint
 from engines.store.kept_file import read_kept, write_kept
 
@@ -109,6 +109,7 @@ class OpenVinoBackend:
         graph, facts = _with_shape(request), dict[str, Any]()
         if any(node.op_type in QDQ_OPS for node in graph.graph.node):
             shift_concatenated(graph)
+            bias_shared(graph)
             if self.weight_bits == 7:
                 facts["weight_bits"] = 7
                 facts["narrowed"] = narrow_weights(graph)  # those of a model's own, which are not written here
@@ -285,10 +286,13 @@ def write_ir(graph: ModelProto) -> dict[str, bytes]:
 
     Raises EngineError: `engine.unsupported`, `engine.graph`.
     """
+    rewritten = ModelProto()
+    rewritten.CopyFrom(graph)
+    bias_shared(rewritten)
     with TemporaryDirectory(prefix="tared-") as folder:
         path = Path(folder, "model.xml")
         try:
-            ov.save_model(_core().read_model(graph.SerializeToString()), path, compress_to_fp16=False)
+            ov.save_model(_core().read_model(rewritten.SerializeToString()), path, compress_to_fp16=False)
         except RuntimeError as error:
             raise _engine_error(error, "engine.graph") from error
         return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}

@@ -80,7 +80,7 @@ def add_offline(commands: Any) -> None:
     build = command(commands, "build", _build, "build an engine into an artefact")
     option(build, "model", "MODEL.yaml", MODEL, Path)
     option(build, "--calibration", "FILE", "a calibration.json, needed for int8 (default: none)", Path)
-    option(build, "--frames", "SRC", "check int8 on these frames (default: the frames that 'tared calibrate' kept)")
+    option(build, "--frames", "SRC", "check int8 on these frames (default: the calibration's, if they are still there)")
     precision = build.add_mutually_exclusive_group()
     chosen = "of all layers (default: int8 with a calibration, else the fastest float)"
     precision.add_argument("--precision", choices=("int8", "fp16", "fp32"), help=chosen)

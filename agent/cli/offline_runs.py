@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import shlex
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ from agent.models.export.foreign_scales import (
     read_ranges,
 )
 from agent.models.model import Model, calibrate, check_calibration, check_ranges, open_model, read_plan, slower_here
-from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
+from agent.planning.quick_check import CHECKED_FRAMES, DIFFERS, QuickCheck, quick_check
 from agent.results.drawn_frames import open_drawn_frames
 from agent.vision.evaluation import evaluate
 from agent.vision.registry import accepted_loss
@@ -46,11 +47,14 @@ from calibrate.errors import TaredError
 from calibrate.plan import ALL_INT8
 from calibrate.threshold import parse_method
 from engines.calibration import Calibration, check_destination, load_calibration, save_calibration
+from engines.errors import EngineError
 from engines.interface import Array, Backend, Engine, Progress
-from engines.registry import open_backend
+from engines.registry import open_simulator
 from engines.store.artefact import Artefact, check_runtime, fingerprint, read_artefact
 
 log = logging.getLogger(__package__)
+
+_OWN_FRAMES = "the calibration's own frames"
 
 
 def run_calibrate(
@@ -65,8 +69,8 @@ def run_calibrate(
 ) -> dict[str, Any]:
     """Observe frames, choose the INT8 scales, and write calibration.json and .npz; then check INT8 on a few frames.
 
-    Memory is constant: a few frames and one set of histograms, however many frames there are. The file keeps the result
-    of the check, for `run_build`, and no frame.
+    Memory is constant: a few frames and one set of histograms, however many frames there are. For `run_build` the file
+    keeps the result of the check and the path of the source, and no frame.
 
     Args:
         spec_path: The MODEL.yaml.
@@ -105,7 +109,7 @@ def run_calibrate(
     check = None
     if source is not None:
         command = _plan_command(spec_path, output, source.shown, backend)
-        check = _check_calibration(model, calibration, kept, output, command)
+        check = _check_calibration(model, calibration, kept, source, output, backend, command)
     return {
         "tensors": len(calibration.amax),
         "frames": calibration.frames,
@@ -137,16 +141,27 @@ def _observe(
 
 
 def _check_calibration(
-    model: Model, calibration: Calibration, inputs: list[Array], output: Path, command: str
+    model: Model,
+    calibration: Calibration,
+    inputs: list[Array],
+    source: Source,
+    output: Path,
+    backend: Backend,
+    command: str,
 ) -> QuickCheck | None:
-    """Check a calibration on network inputs, and keep the result in its file. command: as for `_checked`."""
+    """Check a calibration on network inputs; keep in its file the result, and where the source is, for `run_build`.
+
+    command: as for `_checked`.
+    """
 
     def check_and_keep(show: Progress) -> QuickCheck:
-        check = quick_check(model, calibration, inputs, show)
-        save_calibration(replace(calibration, check={**_conditions(model), "result": check.as_dict()}), output)
+        check = quick_check(model, calibration, inputs, open_simulator(backend, threads=1), show)
+        where = {} if source.live else {"frames": os.path.relpath(source.location, output.parent)}
+        kept = {**_conditions(model), **where, "result": check.as_dict()}
+        save_calibration(replace(calibration, check=kept), output)
         return check
 
-    return _checked(check_and_keep, model, "the calibration's own frames", command)
+    return _checked(check_and_keep, model, _OWN_FRAMES, command)
 
 
 def _comparison(
@@ -174,7 +189,9 @@ def run_build(
     frames: str | None = None,
     key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Build an engine into an artefact directory; then check it, where it is INT8 of a calibration.
+    """Build an engine into an artefact directory; then run it on a few frames, where it is INT8 of a calibration.
+
+    An engine that does not answer as its graph says leaves no artefact that was not there before.
 
     Args:
         spec_path: The MODEL.yaml.
@@ -182,14 +199,15 @@ def run_build(
         output: The directory; None: `SPEC-PRECISION` in the working directory.
         precision: None: int8 with a calibration or a plan, else the runtime's fastest float.
         plan_path: A plan names the nodes that stay float; None: all are INT8.
-        frames: A source, as `parse_source` understands it, to check the engine on; None: by the check that
-            `run_calibrate` has kept, if it was of the same plan and spec.
+        frames: A source, as `parse_source` understands it, to check the engine on; None: the calibration's, if it is
+            where it was, else by the check that `run_calibrate` has kept, if that was of the same plan and spec.
         key: Signs the artefact; None: it has no signature.
 
     Returns:
         The path and figures that --json prints, in JSON's types.
 
-    Raises CalibrationError as `load_calibration` does, EngineError as `find_artefact` and the runtime do.
+    Raises CalibrationError as `load_calibration` does, EngineError as `find_artefact` and the runtime do, and
+    `engine.differs` as `quick_check` does.
     """
     started = time.monotonic()
     source = parse_source(frames) if frames is not None else None
@@ -206,6 +224,7 @@ def run_build(
     if precision == "int8" and (warning := slower_here(plan, backend.describe())):
         say(f"warning: {warning}")
     destination = output or Path(f"{spec_path.stem}-{precision}")
+    is_new = not destination.exists()
     with stage("building") as show:
         artefact = build_artefact(
             model,
@@ -218,8 +237,15 @@ def run_build(
         )
     check = None
     if precision == "int8" and calibration_path is not None and calibration is not None:
+        place = source.shown if source is not None else _OWN_FRAMES
+        source = source or _own_frames(calibration, calibration_path)
         command = _plan_command(spec_path, calibration_path, source.shown if source is not None else "SRC", backend)
-        check = _check_build(artefact, model, calibration, source, command)
+        try:
+            check = _check_build(artefact, model, calibration, source, backend, place, command)
+        except EngineError:
+            if is_new:
+                shutil.rmtree(artefact.path)
+            raise
     return {
         "artefact": str(artefact.path),
         "id": artefact.id,
@@ -232,31 +258,52 @@ def run_build(
 
 
 def _check_build(
-    artefact: Artefact, model: Model, calibration: Calibration, source: Source | None, command: str
+    artefact: Artefact,
+    model: Model,
+    calibration: Calibration,
+    source: Source | None,
+    backend: Backend,
+    place: str,
+    command: str,
 ) -> QuickCheck | None:
-    """Check the INT8 of an artefact on a source, or by what the calibration has kept. command: as for `_checked`."""
+    """Check the engine of an artefact on a source; without one, tell what the calibration has kept of its own check.
+
+    An engine that was built for another machine is simulated. place, command: as for `_checked`.
+
+    Raises EngineError: `engine.differs` as `quick_check`.
+    """
 
     def check(show: Progress) -> QuickCheck:
         floats = {**model.plan.floats, **artefact.manifest["without_int8"]}
         built = model.with_plan(replace(model.plan, floats=floats))
         if source is None:
             return _kept_check(built, calibration)
-        return quick_check(built, calibration, _network_inputs(built, source), show)
+        simulator = open_simulator(backend, threads=1)
+        runs_here = not artefact.manifest.get("verification_only")
+        runtime = backend if runs_here else simulator
+        content = artefact.read_engine() if runs_here else model.master.SerializeToString()
+        with closing(runtime.load(content)) as engine:
+            inputs = _network_inputs(model, engine, source)
+            return quick_check(built, calibration, inputs, simulator, show, engine if runs_here else None)
 
-    return _checked(check, model, source.shown if source is not None else "the calibration's own frames", command)
+    return _checked(check, model, place, command)
 
 
 def _checked(make: Callable[[Progress], QuickCheck], model: Model, frames: str, command: str) -> QuickCheck | None:
-    """Make a check and print its result; if that fails, print why and return None.
+    """Make a check and print its result; if that cannot be made, print why and return None.
 
     Args:
         frames: What is checked on, for people.
         command: What helps where fidelity is low.
+
+    Raises EngineError: `engine.differs` as `quick_check`.
     """
     try:
         with stage("checking") as show:
             check = make(show)
     except Exception as error:  # the work is done and written: a check must not make a failure of it
+        if isinstance(error, EngineError) and error.code == DIFFERS:
+            raise
         reason = str(error)
         if not isinstance(error, TaredError):
             reason = f"{type(error).__name__}: {error}"
@@ -286,10 +333,16 @@ def _conditions(model: Model) -> dict[str, str]:
     return {"plan": fingerprint(model.plan.essence), "spec": model.spec_id}
 
 
-def _network_inputs(model: Model, source: Source) -> list[Array]:
-    """Return the network inputs (1, C, H, W) of a few frames of a source, evenly spaced."""
-    with closing(open_backend("onnxruntime").load(model.master.SerializeToString())) as engine:
-        task = VisionTask(model.spec, engine.inputs, engine.outputs)
+def _own_frames(calibration: Calibration, path: Path) -> Source | None:
+    """Return the frames that made a calibration, `path`; None if they came from a camera, or are no longer there."""
+    kept = calibration.check.get("frames")
+    place = os.path.join(path.parent, kept) if isinstance(kept, str) else ""
+    return parse_source(place) if os.path.isfile(place) or os.path.isdir(place) else None
+
+
+def _network_inputs(model: Model, engine: Engine, source: Source) -> list[Array]:
+    """Return an engine's inputs (1, C, H, W) of a few frames of a source, evenly spaced."""
+    task = VisionTask(model.spec, engine.inputs, engine.outputs)
     return [task.preprocess(image)[0].copy() for image in read_spread(source, CHECKED_FRAMES)]
 
 

@@ -28,7 +28,7 @@ from agent.vision.tasks.opening import open_task
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
 from engines.graph.topology import Topology
-from engines.interface import Array, Backend, Progress
+from engines.interface import Array, Backend, Engine, Progress
 from engines.quantise.apply_plan import quantised_graph
 from engines.quantise.repairs import FAMILIES, Equalisations, Proposal, observe_channels, propose_repairs
 
@@ -97,21 +97,25 @@ class WhatIf:
         """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames that show anything are first."""
         numbers = self.runtime.takes_unsigned, self.runtime.weight_bits
         graph = quantised_graph(self.model.master, plan, self.calibration, *numbers).graph
+        with closing(self.runtime.load(graph.SerializeToString())) as engine:
+            return self.compare(engine, frames)
+
+    def compare(self, engine: Engine, frames: int | None = None) -> WhatIfResult:
+        """Answer the first `frames` frames, or all, with an engine of this model."""
         divergences, losses = list[float](), list[float]()
         parts = defaultdict[str, list[float]](list)
-        with closing(self.runtime.load(graph.SerializeToString())) as engine:
-            for frame, expected, reference_answers in self._known[:frames]:
-                outputs = engine.infer(frame)
-                divergence = self._divergence(outputs, frame, expected, reference_answers)
-                if divergence is not None:
-                    divergences.append(divergence)
-                served, reference = (self._task.answer(each, frame) for each in (outputs, expected))
-                agreement = fidelity(served, reference)
-                for name, sqnr_db in served.sqnr_by_part(reference).items():
-                    parts[name].append(sqnr_db)
-                finite = all(np.isfinite(output).all() for output in outputs.values())
-                if not (agreement.is_empty and finite):
-                    losses.append(1.0 - agreement.value if finite else 1.0)
+        for frame, expected, reference_answers in self._known[:frames]:
+            outputs = engine.infer(frame)
+            divergence = self._divergence(outputs, frame, expected, reference_answers)
+            if divergence is not None:
+                divergences.append(divergence)
+            served, reference = (self._task.answer(each, frame) for each in (outputs, expected))
+            agreement = fidelity(served, reference)
+            for name, sqnr_db in served.sqnr_by_part(reference).items():
+                parts[name].append(sqnr_db)
+            finite = all(np.isfinite(output).all() for output in outputs.values())
+            if not (agreement.is_empty and finite):
+                losses.append(1.0 - agreement.value if finite else 1.0)
         medians = {name: float(np.median(values)) for name, values in parts.items()}
         return WhatIfResult(_mean(divergences), _mean(losses), len(losses), medians)
 

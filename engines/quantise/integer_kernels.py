@@ -1,6 +1,6 @@
 """Rewrite a quantised graph so that the integer kernels of a CPU compute what the graph says.
 
-Both passes keep the graph a valid one, which ONNX Runtime computes exactly. They are for OpenVINO, each for what was
+The passes keep the graph a valid one, which ONNX Runtime computes exactly. They are for OpenVINO, each for what was
 measured there (benchmarks/RESULTS.md, "INT8 on OpenVINO").
 """
 
@@ -10,9 +10,10 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from engines.graph.topology import COMPUTE_OPS, DEQUANTISE, QDQ_OPS, QUANTISE, Topology
-from engines.graph.weights import add_constant
+from engines.graph.weights import IMAGE_OPS, add_constant, channel_counts
 
 _SHIFT = 128  # from int8 to uint8
+_TRACE = 2.0**-100  # no sum of INT8 products notices it
 _SEVEN_BITS = 64  # the most that a weight of seven bits is
 
 
@@ -26,7 +27,7 @@ def shift_concatenated(model: ModelProto) -> None:
     topology = Topology(model)
     zero_points = {
         name for name, tensor in topology.initializers.items()
-        if tensor.data_type == TensorProto.INT8 and not numpy_helper.to_array(tensor).any()
+        if tensor.data_type == TensorProto.INT8 and not _has_values(tensor)
     }  # fmt: skip
     shifted = set[str]()
     for node in topology.nodes:
@@ -59,6 +60,42 @@ def _is_concatenated(node: NodeProto, topology: Topology) -> bool:
         seen.add(tensor)
         waiting += maker.input
     return False
+
+
+def bias_shared(model: ModelProto) -> None:
+    """Give convolutions in INT8 without a bias one of almost zero where several nodes read their outputs.
+
+    If the graph leaves a dimension open, OpenVINO 2026.4 dequantises such an output for each reader, then moves all of
+    these scales into the convolution: of n readers, the output is multiplied by the scale n times. The addition of a
+    bias is one reader, after the scale. OpenVINO removes additions of zero.
+    """
+    topology = Topology(model)
+    for node in topology.nodes:
+        output = node.output[0]
+        if node.op_type not in IMAGE_OPS or len(topology.readers(output)) + (output in topology.pinned) < 2:
+            continue
+        stored, bias = _stored_weight(node, topology), node.input[2] if len(node.input) > 2 else ""
+        is_biased = bias and (bias not in topology.initializers or _has_values(topology.initializers[bias]))
+        if stored is None or is_biased:
+            continue
+        _, channels = channel_counts(node, stored.dims)
+        trace = add_constant(model, topology, f"{node.name}.trace", np.full(channels, _TRACE, np.float32))
+        node.input[2:] = [trace]
+
+
+def _stored_weight(node: NodeProto, topology: Topology) -> TensorProto | None:
+    """Return the constant behind the weight of a layer in INT8; None where the weight is float or computed."""
+    maker = topology.producers.get(node.input[1])
+    if maker is None or maker.op_type != DEQUANTISE:
+        return None
+    while maker is not None and maker.op_type in QDQ_OPS:
+        name = maker.input[0]
+        maker = topology.producers.get(name)
+    return topology.initializers.get(name)
+
+
+def _has_values(tensor: TensorProto) -> bool:
+    return bool(numpy_helper.to_array(tensor).any())
 
 
 def narrow_weights(model: ModelProto) -> int:

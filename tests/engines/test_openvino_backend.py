@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
 from engine_bench import built, code_of
 from onnx import ModelProto, TensorProto, helper
@@ -22,8 +23,9 @@ from calibrate.noise import sqnr_db
 from engines import openvino_backend
 from engines.graph.profiles import profiles_for
 from engines.interface import Array, Backend, BackendOptions, BuildRequest, ProfiledEngine, ShapeRange
-from engines.openvino_backend import OpenVinoBackend, kernel_times_ms, undisturbed
+from engines.openvino_backend import SETTINGS, OpenVinoBackend, kernel_times_ms, undisturbed, write_ir
 from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.integer_kernels import narrow_weights
 from engines.quantise.placement import place
 from engines.registry import choose_backend, open_backend
 from engines.store.kept_file import read_kept, write_kept
@@ -51,6 +53,19 @@ def concatenated_net(channels: int = 16, offset: bool = False) -> ModelProto:
     return net.model(net.int8_conv(net.int8(moved, 0.05), 2 * channels, 8))
 
 
+def weighed_net(transposed: bool = False, zero_bias: bool = False) -> ModelProto:
+    """A convolution in INT8, whose output is multiplied by its own means; sizes are open."""
+    net = QuantisedNet(("batch", 4, "height", "width"))
+    bias = [net.constant(np.zeros(8, np.float32))] if zero_bias else []
+    operator, weight = (
+        ("ConvTranspose", net.stored((4, 8, 3, 3), 1)) if transposed else ("Conv", net.stored((8, 4, 3, 3)))
+    )
+    x = net.node(operator, net.int8("image", 0.02), weight, *bias)
+    model = net.model(net.node("Mul", x, net.node("GlobalAveragePool", x)))
+    narrow_weights(model)  # no product saturates
+    return model
+
+
 def random_image(model: ModelProto) -> Array:
     shape = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
@@ -67,6 +82,24 @@ def test_int8_is_computed_as_the_engine_has_it_written(backend: Backend, model: 
     (found,) = backend.load(engine).infer(batch).values()
     (written,) = run(ModelProto.FromString(engine), batch).values()
     assert sqnr_db(written, found) > 30.0  # a value on the edge of a level may go to the next one
+
+
+@pytest.mark.parametrize("difference", [{}, {"transposed": True}, {"zero_bias": True}], ids=str)
+def test_an_output_that_two_nodes_read_is_scaled_once_in_open_shapes(
+    backend: Backend, tmp_path: Path, difference: dict[str, bool]
+) -> None:
+    model, sizes = weighed_net(**difference), ShapeRange((1, 4, 8, 8), (1, 4, 12, 12), (2, 4, 12, 16))
+    engine = backend.build(BuildRequest(model, profiles=({"image": sizes},))).engine
+    for name, content in write_ir(model).items():
+        (tmp_path / name).write_bytes(content)
+    exported = ov.Core().compile_model(tmp_path / "model.xml", "CPU", SETTINGS)
+    batch = np.random.default_rng(0).normal(size=sizes.max).astype(np.float32)
+    (found,) = backend.load(engine).infer(batch).values()
+    (written,) = run(ModelProto.FromString(engine), batch).values()
+    assert sqnr_db(written, found) > 30.0
+    (read,) = exported(batch).values()
+    (given,) = run(model, batch).values()
+    assert sqnr_db(given, read) > 30.0
 
 
 def test_tensors_that_are_never_negative_are_unsigned_and_computed_as_written(backend: Backend) -> None:

@@ -11,25 +11,52 @@ import pytest
 from bench import Bench, build, calibrate
 from plan_bench import Place
 from plan_world import LOUD
+from runtime_under_test import RUNTIME
+from wrong_engines import WrongBackend
 
 from agent.cli import offline_runs
+from agent.cli.offline_runs import run_build
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration, save_calibration
-from engines.registry import choose_backend
+from engines.errors import EngineError
+from engines.registry import choose_backend, open_backend
 from fleet.cli.main import main
 
 
-def test_calibrate_ends_with_a_check_that_build_repeats(bench: Bench) -> None:
+def test_calibrate_ends_with_a_check_that_build_makes_of_its_engine(bench: Bench) -> None:
     printed, check = bench.json_and_check(*calibrate(bench))
     assert re.match(r"check: on the calibration's own frames: fidelity to float \d\.\d+, 12 frames, simulated;", check)
     assert printed["check"].keys() == {
         *("frames", "informative", "fidelity", "worst_tensor", "worst_layer", "worst_db"),
     }  # fmt: skip
     kept = json.loads((bench / "calibration.json").read_text())["check"]
-    assert kept["result"] == printed["check"]
+    assert (kept["result"], kept["frames"]) == (printed["check"], "clip.avi")
     assert len(json.dumps(kept)) < 500  # figures, and no picture
+    built, own = bench.json_and_check(*build(bench))
+    assert built["check"].pop("simulated") == printed["check"].pop("fidelity")
+    assert built["check"].pop("fidelity") > 0.9
+    assert built["check"] == printed["check"]
+    assert re.search(r"own frames: fidelity to float [\d.]+, 12 frames, the engine's own \(simulated: [\d.]+\);", own)
+
+
+def test_build_repeats_the_check_of_a_calibration_whose_frames_are_gone(bench: Bench) -> None:
+    printed, check = bench.json_and_check(*calibrate(bench))
+    (bench / "clip.avi").unlink()
     built, again = bench.json_and_check(*build(bench))
     assert (built["check"], again) == (printed["check"], check)
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [("scales_times_ten", "diverges from float by "), ("nan_weights", "diverges from float by 1.000 on 12 frames"),
+     ("fail", "fails on a frame, engine.run: a kernel that fails")],
+)  # fmt: skip
+def test_an_engine_that_is_not_what_was_simulated_is_refused(bench: Bench, fault: str, found: str) -> None:
+    wrong, place = WrongBackend(open_backend(RUNTIME), fault), bench / "new"
+    with pytest.raises(EngineError, match=re.escape(found)) as refused:
+        run_build(bench / "model.yaml", bench / "calibration.json", place, wrong, frames=str(bench / "clip.avi"))
+    assert refused.value.code == "engine.differs"
+    assert not place.exists()
 
 
 def low_remedy(said: str) -> str:
@@ -45,8 +72,13 @@ def test_a_low_fidelity_names_the_command_that_helps(plan_bench: Place) -> None:
     output = ["-o", str(plan_bench / "plan.json"), "--backend", choose_backend("auto").backend.name]
     _, said = plan_bench.says("calibrate", model, "--frames", clip, "-o", calibration)
     assert shlex.split(low_remedy(said)) == [*plan, "--frames", str(clip), *output]
-    _, said = plan_bench.says("build", model, "--calibration", calibration, "-o", plan_bench / "kept")
+    built = ["build", model, "--calibration", calibration, "-o", plan_bench / "kept"]
+    _, said = plan_bench.says(*built)
+    assert shlex.split(low_remedy(said)) == [*plan, "--frames", str(clip), *output]
+    away = clip.rename(plan_bench / "away.avi")
+    _, said = plan_bench.says(*built)
     assert shlex.split(low_remedy(said)) == [*plan, "--frames", "SRC", *output]
+    away.rename(clip)
     measured = ["build", model, "--calibration", calibration, "--frames", clip]
     _, said = plan_bench.says(*measured, "-o", plan_bench / "seen")
     assert f"check: on {clip}: fidelity to float 0.000, 12 frames" in said
@@ -61,6 +93,7 @@ def test_a_low_fidelity_names_the_command_that_helps(plan_bench: Place) -> None:
 @pytest.mark.parametrize("what", ["plan", "spec", "none"])
 def test_build_repeats_no_check_of_something_else(what: str, plan_bench: Place) -> None:
     calibration, plan = plan_bench / "calibration.json", plan_bench / "plan.json"
+    (plan_bench / "clip.avi").unlink()
     command = ["build", plan_bench / "model.yaml", "--calibration", calibration, "-o", plan_bench / "new"]
     if what == "plan":
         plan.write_text(PrecisionPlan({LOUD: "by hand"}).to_json())

@@ -66,6 +66,16 @@ def test_an_offline_engine_is_never_served(
         assert "error: artefact.verification: " in capsys.readouterr().err
 
 
+def test_the_int8_of_an_offline_engine_is_checked_by_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_world(tmp_path, lambda _: 0.5, 1.0)
+    command(capsys, "calibrate", "model.yaml", "--frames", "clip.avi", "-o", "calibration.json")
+    assert main(["build", "model.yaml", *OFFLINE, "--calibration", "calibration.json", "-o", "engine"]) == 0
+    assert " frames, simulated; worst tensor" in capsys.readouterr().err
+
+
 def test_options_that_exclude_each_other_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_world(tmp_path, lambda _: 0.5, 1.0)
     for given in (["--offline"], ["--target", "sm86"]):

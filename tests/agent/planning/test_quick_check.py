@@ -16,6 +16,7 @@ from agent.planning.quick_check import QuickCheck, quick_check
 from agent.vision.spec import ModelSpec
 from calibrate.plan import PrecisionPlan
 from engines.interface import silent
+from engines.registry import open_backend
 
 
 def checked(folder: Path, graph: ModelProto, plan: PrecisionPlan | None = None, **spec: object) -> QuickCheck:
@@ -23,7 +24,8 @@ def checked(folder: Path, graph: ModelProto, plan: PrecisionPlan | None = None, 
     model = open_model(ModelSpec.model_validate({**RAW, "path": folder / "model.onnx", **spec}))
     frames = frames_for(model.master, 6)
     calibration = calibrated(model.master, frames, "entropy")
-    return quick_check(model.with_plan(plan or model.plan), calibration, frames, silent)
+    simulator = open_backend("onnxruntime")
+    return quick_check(model.with_plan(plan or model.plan), calibration, frames, simulator, silent)
 
 
 def test_a_plan_is_low_that_loses_what_its_layers_lose_in_int8(tmp_path: Path) -> None:

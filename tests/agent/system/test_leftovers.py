@@ -46,7 +46,7 @@ def test_half_written_files_are_removed_and_whole_ones_stay(tmp_path: Path) -> N
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
-def test_files_that_a_killed_child_left_half_written_are_removed_and_those_of_the_daemon_stay(tmp_path: Path) -> None:
+def test_files_that_a_killed_child_left_half_written_are_removed_and_the_daemons_own_stay(tmp_path: Path) -> None:
     own = [f"cache/.x.timings.{os.getpid()}.new", ".state.sqlite.77.new"]
     of_the_child = [name for name in HALF if name.startswith(("artefacts/", "cache/"))]
     for name in [*WHOLE, *own, *of_the_child]:
