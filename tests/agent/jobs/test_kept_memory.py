@@ -1,4 +1,4 @@
-"""What decisions remember: over restarts, over clocks that are set, and over disks that refuse."""
+"""The memory of decisions: over restarts, over clocks that are set, and over disks that refuse."""
 
 from __future__ import annotations
 
