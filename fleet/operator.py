@@ -32,6 +32,7 @@ from agent.contract.commands import (
     Command,
     CommandResult,
     FileArgs,
+    SetArgs,
 )
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
@@ -43,8 +44,7 @@ REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # the longest expiry of an MQTT 5 message (section 3.3.2.3.3)
 
 _DOUBTED_FOR = 3  # times REPEAT_S: how long to wait for another answer after a refusal that may be another command's
-FILES = ("model", "calibration")  # ops that deliver a file
-_NOT_TEXT = (*FILES, "histograms", "policy")  # ops with arguments that are hashes or lists
+FILES = tuple(op for op, each in OPS.items() if issubclass(each.args, FileArgs))
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
 _JPEG = b"\xff\xd8\xff"  # how each begins
@@ -66,7 +66,8 @@ def new_command(
 
     Args:
         op: Such as `recalibrate`.
-        arguments: Such as `{"frames": "512"}`. For `set`, the keys and values; values are read as JSON if they are.
+        arguments: Such as `{"frames": "512"}`, all as text, or none. For `set`, the keys and values; values are read
+            as JSON if they are.
         now: Unix time in s.
         valid_s: The command must reach the device within so many seconds of `now`, by the device's clock.
         to: The device's topics, if the command will be signed.
@@ -76,23 +77,22 @@ def new_command(
         command.unknown_op   no device knows the op
         command.args         no device would accept the arguments
     """
-    schema = OPS.get(op)
-    if schema is None:
+    if op not in OPS:
         raise CommandError("command.unknown_op", f"op {op!r}", "one of " + ", ".join(OPS), "correct the op")
+    schema = OPS[op].args
+    given = dict(arguments)
+    if schema is SetArgs:
+        given = {"values": {key: as_json(value) for key, value in given.items()}}
+    is_text = all(isinstance(value, str) for value in given.values())
     try:
-        if op == "set":
-            args = schema.model_validate({"values": {key: as_json(value) for key, value in arguments.items()}})
-        elif op in _NOT_TEXT:
-            args = schema.model_validate(dict(arguments))
-        else:
-            args = schema.model_validate_strings(dict(arguments))
+        args = schema.model_validate_strings(given) if is_text else schema.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = f"{'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}"
         known = ", ".join(f"{name}=..." for name in schema.model_fields) or "no arguments"
         raise CommandError("command.args", found, known, "correct the arguments") from None
     if version is None:
-        version = int(now * 1000.0) if op == "set" else 1
+        version = int(now * 1000.0) if OPS[op].versioned else 1
     return command_from_args(op, args, now, valid_s, to, version)
 
 

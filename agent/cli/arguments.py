@@ -10,16 +10,32 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from agent.common.errors import AgentError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Text: TypeAlias = str | Callable[[], str]
+
 _PIPED_COLUMNS = 240  # width of a table that is piped on
 _SAYS_DEFAULT = "(default: "
 _CHOICE = re.compile(r"invalid choice: '([^']*)'")
+
+
+class _LateHelp(argparse._StoreAction):
+    """An argument whose help is made when it is shown, since what it lists takes long to import."""
+
+    make: Callable[[], str]
+
+    @property
+    def help(self) -> str | None:
+        return self.make()
+
+    @help.setter
+    def help(self, make: Any) -> None:
+        self.make = make
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -90,18 +106,19 @@ def command(commands: Any, name: str, run: Callable[..., int], text: str) -> arg
     return parser
 
 
-def option(parser: Any, names: str, metavar: str, text: str, kind: Callable[[str], object] = str, **more: Any) -> None:
+def option(parser: Any, names: str, metavar: str, text: Text, kind: Callable[[str], object] = str, **more: Any) -> None:
     """Add an option that has a value, or an argument of a command.
 
     Args:
         parser: A parser, or a group of one.
         names: Separated by spaces.
         metavar: Stands for the value in the help.
-        text: The help.
+        text: The help, or a function that returns it.
         kind: Makes the value from its text.
         more: As `add_argument` takes it, such as `default`.
     """
-    parser.add_argument(*names.split(), type=kind, metavar=metavar, help=text, **more)
+    late = {"action": _LateHelp} if callable(text) else {}
+    parser.add_argument(*names.split(), type=kind, metavar=metavar, help=text, **late, **more)
 
 
 def add_config_option(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ settings, file_transfer, deliveries and labels, which single commands and docume
 Public:
     authority       Authority, Releases
     deliveries      FileReceiver, ModelAdmission, calibration_admission, StagedCalibration, StagedModel
-    dispatcher      Authorisation, CANCELLED, CommandDispatcher, CommandProgress, Handler, failure
+    dispatcher      Authorisation, bind, CANCELLED, CommandDispatcher, CommandProgress, Handler, failure
     labels          LabelsInbox
     log             CommandLog
     recognition     CommandRecognition

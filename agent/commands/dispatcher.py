@@ -3,7 +3,7 @@
 `parse_command` makes a command of the bytes of a message, or refuses it with a reason for its sender.
 `CommandDispatcher.receive` admits it, answers it from memory if it is known, and else hands it to the handler of its op
 together with a `CommandProgress`, through which the handler reports. Commands that change something are written to the
-CommandLog before they are carried out.
+CommandLog before they are carried out. `bind` finds the handlers of ops.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NoReturn
 
 from pydantic import JsonValue, ValidationError
@@ -22,7 +23,8 @@ from pydantic import JsonValue, ValidationError
 from agent.commands.authority import Authority
 from agent.commands.log import MEMORY_S, CommandLog
 from agent.common.errors import AgentError, CommandError
-from agent.contract.commands import OPS, READ_ONLY_OPS, Command, CommandResult, CommandStatus, Failure
+from agent.config import Config
+from agent.contract.commands import OPS, Command, CommandResult, CommandStatus, Failure
 from agent.contract.signing import canonical
 from agent.contract.topics import check_name
 from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, describe_errors, read_object
@@ -107,8 +109,32 @@ class CommandProgress:
             self._publish(result)
 
 
-# Carries out one op. A long job returns at once and reports later; a TaredError raised here becomes FAILED.
-Handler = Callable[[Any, CommandProgress], None]
+Result = dict[str, JsonValue]
+# Carries out one op, in the dispatcher's thread. Returns its result; or None, and reports by the CommandProgress later.
+CarryOut = Callable[[Any, CommandProgress], Result | None]
+Handler = Callable[[Any, CommandProgress], None]  # a TaredError raised here becomes FAILED
+
+
+def bind(config: Callable[[], Config], *parts: object) -> dict[str, Handler]:
+    """Return the handlers of the ops that these parts carry out, each by the method of the op's name.
+
+    If several parts have it, the first one counts. config: returns the configuration in force. A handler raises
+    CommandError (`command.privacy`) if it does not permit the op.
+    """
+
+    def bound(op: str, carry_out: CarryOut) -> Handler:
+        def handle(args: Any, progress: CommandProgress) -> None:
+            permission = OPS[op].permission
+            if permission and not attrgetter(permission)(config()):
+                found, remedy = f"{permission} is false", "let the board's owner set it in config.yaml"
+                raise CommandError("command.privacy", found, "the permission of the board's owner", remedy)
+            result = carry_out(args, progress)
+            if result is not None:
+                progress.succeed(result or None)
+
+        return handle
+
+    return {op: bound(op, getattr(each, op)) for each in reversed(parts) for op in OPS if hasattr(each, op)}
 
 
 @dataclass
@@ -118,7 +144,7 @@ class CommandDispatcher:
     One thread uses it, the supervisor's.
 
     Args:
-        handlers: One for every op of OPS, called with the op's arguments and a CommandProgress.
+        handlers: One for every op of OPS, from `bind`.
         publish: Receives every result.
         memory: How many of the newest commands are remembered in memory.
         command_log: Keeps all commands that change something, each before it is carried out. None: the memory only.
@@ -137,8 +163,8 @@ class CommandDispatcher:
     _replies: OrderedDict[str, Reply] = field(default_factory=OrderedDict, init=False)
 
     def __post_init__(self) -> None:
-        if self.handlers.keys() != OPS.keys():
-            raise ValueError(f"handlers for {sorted(self.handlers)}, ops are {sorted(OPS)}")
+        if missing := sorted(OPS.keys() - self.handlers.keys()):
+            raise ValueError(f"no handler for {', '.join(missing)}; expected a method of the op's name")
 
     def restore(self, known: Iterable[CommandResult], ended_now: Iterable[CommandResult] = ()) -> None:
         """End the commands that an earlier process left behind, and publish results that the broker may not have.
@@ -194,13 +220,13 @@ class CommandDispatcher:
     def _answer_if_known(self, received: ReceivedCommand, reply: Reply | None) -> bool:
         """Publish the latest result of a known command; False if it is not known.
 
-        Raises CommandRefused: `command.log` if the log cannot be read.
+        Raises CommandRefused: `state.read` if the log cannot be read.
         """
         command_id = received.command.id
         try:
             known = self._find(command_id)
         except AgentError as error:
-            if received.command.op not in READ_ONLY_OPS:
+            if OPS[received.command.op].changes:
                 raise CommandRefused(error, command_id) from None
             return False
         if known is None:
@@ -220,7 +246,7 @@ class CommandDispatcher:
         """Write down that the command is carried out. Raises CommandRefused as `CommandLog.accept` if it cannot."""
         command = received.command
         publish: Publish = self._send
-        if self.command_log is not None and command.op not in READ_ONLY_OPS:
+        if self.command_log is not None and OPS[command.op].changes:
             try:
                 issued = command.issued if received.key else None
                 kept = reply if reply is not None and reply.fits else None
@@ -236,7 +262,7 @@ class CommandDispatcher:
         return progress
 
     def _find(self, command_id: str) -> tuple[str, CommandResult] | None:
-        """Return the digest and the latest result of a command. Raises AgentError (`command.log`)."""
+        """Return the digest and the latest result of a command. Raises AgentError (`state.read`)."""
         digest, progress = self._known.get(command_id, ("", None))
         logged = self.command_log.find(command_id) if self.command_log is not None and not digest else None
         if progress is not None:
@@ -249,7 +275,7 @@ class CommandDispatcher:
             log.warning("command=unreadable id=none status=%s error=%r", refusal.status, str(refusal))
             return
         known = None
-        if refusal.code != "command.log":
+        if refusal.code != "state.read":
             with suppress(AgentError):
                 known = self._find(refusal.command_id)
         if known is None:
@@ -332,9 +358,9 @@ def _parse_fields(document: dict[str, Any]) -> Command:
         found, remedy = f"op {str(op)[:64]!a}", "correct op, or update the agent"
         _refuse("unknown_op", found, "one of " + ", ".join(OPS), remedy)
     try:
-        args = OPS[op].model_validate(document.get("args", {}))
+        args = OPS[op].args.model_validate(document.get("args", {}))
     except ValidationError as error:
-        known = ", ".join(OPS[op].model_fields) or "none"
+        known = ", ".join(OPS[op].args.model_fields) or "none"
         _refuse("args", describe_errors(error), f"the arguments of this op: {known}", "correct args")
     try:
         return Command.model_validate({**document, "args": args})

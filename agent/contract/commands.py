@@ -1,13 +1,14 @@
 """Define what is sent to a device: commands with arguments and results, desired settings, releases, labels.
 
-Frozen types shared with the fleet, like agent/contract/messages.py; no sockets, no clocks. `OPS` maps each command's
-`op` to the type of its arguments.
+Frozen types shared with the fleet, like agent/contract/messages.py; no sockets, no clocks. `OPS` is the one table of
+commands: boards, rollouts, pages, the command line and the reference read it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
@@ -21,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from agent.common.errors import CommandError
 from agent.common.schema import Strict
 from agent.contract.messages import Document
 from agent.contract.topics import check_name
@@ -178,6 +180,14 @@ class SwitchArgs(Strict):
 
     regime: Name
 
+    def check(self, serving: str, regimes: Collection[str]) -> None:
+        """Check the regime. Raises CommandError (`command.switch`) if it serves, or is not among those known."""
+        if self.regime == serving:
+            raise CommandError("command.switch", "the regime in service", "another one", "ask for the status first")
+        if self.regime not in regimes:
+            known = ", ".join(regimes) or "a known regime; none is known yet"
+            raise CommandError("command.switch", f"no regime '{self.regime}'", known, "ask for the status first")
+
 
 class PolicyArgs(Strict):
     """`policy`: limit what results, preview and snapshots show while one engine answers.
@@ -325,22 +335,52 @@ class HistogramsArgs(Strict):
         return self
 
 
-OPS: Mapping[str, type[Strict]] = {
-    "status": StatusArgs,
-    "recalibrate": RecalibrateArgs,
-    "rollback": RollbackArgs,
-    "cancel": CancelArgs,
-    "switch": SwitchArgs,
-    "policy": PolicyArgs,
-    "set": SetArgs,
-    "log_level": LogLevelArgs,
-    "restart": RestartArgs,
-    "snapshot": SnapshotArgs,
-    "model": ModelArgs,
-    "histograms": HistogramsArgs,
-    "calibration": CalibrationArgs,
+@dataclass(frozen=True)
+class Op:
+    """A command, as far as it is known before a board carries it out.
+
+    An operator gives each. One with the argument `release` needs a release key's permission, too.
+
+    Args:
+        args: Type of its arguments; its docstring describes the op and the result.
+        example: Arguments as they are sent.
+        changes: Whether it changes anything. One that does not may be carried out twice.
+        versioned: Its version has to exceed the one before.
+        permission: Key of config.yaml by which the board's owner permits it; empty: none is needed.
+        is_job: It takes a while, and ends in another engine.
+        rollout: Its name in a rollout; empty: no rollout sends it.
+        button: Arguments that its button on a board's page asks for; None: it has no button.
+    """
+
+    args: type[Strict]
+    example: Mapping[str, JsonValue]
+    changes: bool = True
+    versioned: bool = False
+    permission: str = ""
+    is_job: bool = False
+    rollout: str = ""
+    button: tuple[str, ...] | None = None
+
+
+# In examples.
+_ID = "8c04be17a95d2f63"
+_FILE: Mapping[str, JsonValue] = {"sha256": "5b1d3c4e" * 8, "size": 81234}
+
+OPS: Mapping[str, Op] = {
+    "status": Op(StatusArgs, {}, changes=False),
+    "recalibrate": Op(RecalibrateArgs, {"frames": 256}, is_job=True, rollout="recalibrate", button=()),
+    "rollback": Op(RollbackArgs, {}, button=()),
+    "cancel": Op(CancelArgs, {}, button=()),
+    "switch": Op(SwitchArgs, {"regime": _ID}, rollout="regime", button=("regime",)),
+    "policy": Op(PolicyArgs, {"artefact": _ID, "score_threshold": 0.45, "classes": ["person", "car"]}),
+    "set": Op(SetArgs, {"values": {"recalibration.max_loss": 0.05}}, versioned=True, rollout="policy"),
+    "log_level": Op(LogLevelArgs, {"level": "debug"}),
+    "restart": Op(RestartArgs, {}),
+    "snapshot": Op(SnapshotArgs, {"annotated": True}, permission="privacy.snapshot", button=("camera",)),
+    "model": Op(ModelArgs, {**_FILE, "url": "https://models.example/m.onnx"}, is_job=True, rollout="model"),
+    "histograms": Op(HistogramsArgs, {}, permission="privacy.histograms"),
+    "calibration": Op(CalibrationArgs, _FILE, is_job=True, rollout="calibration"),
 }
-READ_ONLY_OPS = frozenset({"status"})  # these change nothing, and may be carried out twice
 
 
 class Command(Document):

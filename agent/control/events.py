@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from agent.config import Config
 from agent.control.summary import Alarm
-from agent.control.triggers import is_low
+from agent.core.due import is_low
 from agent.labelling.accuracy import MeasuredAccuracy, Scores
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraState, CameraStates

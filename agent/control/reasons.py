@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.control.operations import Operations
-from agent.control.triggers import Hindrance, outage_hindrance
-from agent.jobs.job import JobState, JobTracker
+from agent.control.executor import Executor
+from agent.core.due import CAP, outage_hindrance
+from agent.core.state import Hindrance, Job, JobState
 from agent.monitoring.camera_monitor import CameraStates
 from agent.validation.verdict import MIN_INFORMATIVE
 from calibrate.errors import TaredError
@@ -46,25 +46,31 @@ class Reasons:
         return self.degraded or self.held_back
 
 
-def explain(operations: Operations, states: CameraStates) -> Reasons:
+def explain(executor: Executor, states: CameraStates) -> Reasons:
     """Return the reasons as of now."""
-    job, error = operations.job, operations.last_error
-    hindrance = _job_hindrance(operations, states) if job is not None else operations.held_back
+    state, pipeline = executor.state, executor.pipeline
+    job, error = state.job, state.last_error
+    if job is not None:
+        hindrance = _job_hindrance(job, states, pipeline.observer.collection.counts)
+    elif pipeline.loop.is_stuck:
+        remedy = "restart the daemon, to free the memory that the candidate holds"
+        hindrance = Hindrance("probation.hang", "a candidate that was rolled back still hangs", remedy)
+    else:
+        hindrance = state.held_back
     if hindrance is not None and error is not None and hindrance.code in _AFTER_FAILURES:
-        hindrance = Hindrance(
-            hindrance.code, f"{hindrance.found}: {error.found}", f"{error.remedy}; {hindrance.remedy}"
-        )
-    degraded = _degraded(job, hindrance, error, operations.unused) if operations.service.is_degraded else ""
+        found, remedy = f"{hindrance.found}: {error.found}", f"{error.remedy}; {hindrance.remedy}"
+        hindrance = Hindrance(hindrance.code, found, remedy)
+    degraded = _degraded(job, hindrance, error, executor.unused) if executor.service.is_degraded else ""
     if hindrance is None:
         return Reasons(degraded)
     return Reasons(degraded, f"{hindrance.found}; {hindrance.remedy}", hindrance.code)
 
 
-_AFTER_FAILURES = ("recalibration.cooldown", "recalibration.cap")  # hindrances whose cause is the last job's error
+_AFTER_FAILURES = ("recalibration.cooldown", CAP)  # hindrances whose cause is the last job's error
 
 
 def _degraded(
-    job: JobTracker | None, hindrance: Hindrance | None, error: TaredError | None, unused: Iterable[TaredError]
+    job: Job | None, hindrance: Hindrance | None, error: TaredError | None, unused: Iterable[TaredError]
 ) -> str:
     if hindrance is not None:
         found, remedy = hindrance.found, hindrance.remedy
@@ -79,15 +85,14 @@ def _degraded(
     return f"the float reference serves, because {found}; {remedy}{''.join(others)}"
 
 
-def _job_hindrance(operations: Operations, states: CameraStates) -> Hindrance | None:
+def _job_hindrance(job: Job, states: CameraStates, counts: tuple[int, int]) -> Hindrance | None:
     """Return what keeps the running job from going on."""
-    if operations.job is not None and operations.job.waits:
+    if job.waits:
         remedy = "cool the board, end other work on it, or change recalibration.headroom"
         return Hindrance("headroom", "the job waits for headroom on the board", remedy)
-    job = operations.jobs.job
-    if job is None or job.tracker.state is not JobState.COLLECTING:
+    if job.state is not JobState.COLLECTING:
         return None
-    collected, informative = operations.pipeline.observer.collection.counts
+    collected, informative = counts
     if collected < job.frames or informative >= MIN_INFORMATIVE:
         return outage_hindrance(states)
     troubles = sorted({state.view.trouble for state in states.values() if state.view.trouble})

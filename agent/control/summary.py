@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent.common.latency import LoopSample
+from agent.jobs.ledger import JobSummary
 from agent.monitoring.estimates import Estimate
 from agent.vision.answer import MatchCounts
 from calibrate.statistics.evidence import Interval
@@ -99,15 +100,6 @@ class Rollback:
     frames: int
     suffered: int
     missed: int
-
-
-@dataclass(frozen=True)
-class JobSummary:
-    """A job of the run: what asked for it, the state in which it ended, and why; the reason is empty for success."""
-
-    trigger: str
-    state: str
-    reason: str
 
 
 @dataclass(frozen=True)

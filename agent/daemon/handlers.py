@@ -1,31 +1,29 @@
-"""Carry out the operator's commands: one function for each, or a method where a command needs a state.
+"""Carry out the operator's commands: each op in the method of its name, from its arguments to its result.
 
-`engine_handlers`: `status`, `recalibrate`, `rollback`, `cancel`, `switch`, `policy`. `BoardHandlers`: `set`,
-`log_level`, `restart`, `snapshot`. `HistogramUpload`: `histograms`. The supervisor puts them into the one table of its
-CommandDispatcher, and all run in its thread. A TaredError that a handler raises becomes the command's result.
+`EngineHandlers` has the commands to engines and jobs, `BoardHandlers` those to the board itself, `HistogramUpload`
+`histograms`. A method that answers at once returns the result. One that takes longer returns None, and reports by its
+CommandProgress. A TaredError becomes the result.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
-from pydantic import JsonValue
-
 from agent.commands.deliveries import FileReceiver
-from agent.commands.dispatcher import CommandProgress, Handler
+from agent.commands.dispatcher import CommandProgress, Result
 from agent.commands.settings import Settings
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
-from agent.config import PrivacyConfig
 from agent.contract.commands import (
+    CalibrationArgs,
     CancelArgs,
     HistogramsArgs,
     LogLevelArgs,
+    ModelArgs,
     PolicyArgs,
     RecalibrateArgs,
     RestartArgs,
@@ -36,8 +34,10 @@ from agent.contract.commands import (
     SwitchArgs,
 )
 from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, write_upload
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.control.reasons import explain
+from agent.core import facts as fact
+from agent.core.due import stopped_by
 from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, least_faithful
 from agent.results.preview import Preview
@@ -56,31 +56,26 @@ MAX_SNAPSHOT_BYTES = 512 * 1024
 _SNAPSHOT_PERIOD_S = 1.0
 
 
-def engine_handlers(
-    operations: Operations, deliveries: Sequence[FileReceiver[Any]] = (), preview: Preview | None = None
-) -> dict[str, Handler]:
-    """Return the handlers of the commands that concern engines and jobs.
+@dataclass(frozen=True)
+class EngineHandlers:
+    """Commands to engines and jobs.
 
-    deliveries: what `cancel` ends as well. preview: what `status` reports as well.
+    deliveries: receives the file of each op that brings one. preview: what `status` reports as well.
     """
-    return {
-        "status": partial(_status, operations, preview),
-        "recalibrate": partial(_recalibrate, operations),
-        "rollback": partial(_roll_back, operations),
-        "cancel": partial(_cancel, operations, deliveries),
-        "switch": partial(_switch, operations),
-        "policy": partial(_policy, operations),
-    }
 
+    executor: Executor
+    deliveries: Mapping[str, FileReceiver[Any]] = field(default_factory=dict)
+    preview: Preview | None = None
 
-def _status(operations: Operations, preview: Preview | None, _args: StatusArgs, progress: CommandProgress) -> None:
-    """Return the status; of several cameras, the state of the least faithful one is at the top level too."""
-    service, pipeline = operations.service, operations.pipeline
-    states, job = pipeline.observer.states(), operations.job
-    camera, reasons = least_faithful(states), explain(operations, states)
-    cameras: dict[str, JsonValue] = {name: _camera_status(pipeline.feeds[name], states[name]) for name in states}
-    progress.succeed(
-        {
+    def status(self, _args: StatusArgs, _progress: CommandProgress) -> Result:
+        """Return the status; of several cameras, the state of the least faithful one is at the top level too."""
+        executor, preview = self.executor, self.preview
+        service, pipeline, watch, state = executor.service, executor.pipeline, executor.watch, executor.state
+        states, job = pipeline.observer.states(), state.job
+        camera, reasons = least_faithful(states), explain(executor, states)
+        cameras: Result = {name: _camera_status(pipeline.feeds[name], states[name]) for name in states}
+        stopped = stopped_by(executor.now, executor.config, state)
+        return {
             "engine": service.serving.id,
             "backend": service.backend.name,
             "degraded": service.is_degraded,
@@ -91,20 +86,59 @@ def _status(operations: Operations, preview: Preview | None, _args: StatusArgs, 
             "frames": pipeline.served,
             **_camera_status(pipeline.feeds[camera], states[camera]),
             **({"cameras": cameras} if len(cameras) > 1 else {}),
-            "regimes": len(operations.regimes.artefacts),
-            "regime_artefacts": list(operations.regimes.artefacts),
-            "policy": operations.policies.summary(operations.swap.candidate or service.serving.id),
-            "policies": operations.policies.summaries(),
+            "regimes": len(watch.regimes.artefacts),
+            "regime_artefacts": list(watch.regimes.artefacts),
+            "policy": watch.policies.summary(state.candidate or service.serving.id),
+            "policies": watch.policies.summaries(),
             "observer": states[camera].outage or "observing",
-            "automatic": not operations.stopped_by,
-            "stopped_by": operations.stopped_by,
+            "automatic": not stopped,
+            "stopped_by": stopped,
             "job": job.as_dict() if job is not None else None,
             "preview": preview.as_dict() if preview is not None else None,
         }
-    )
+
+    def recalibrate(self, args: RecalibrateArgs, progress: CommandProgress) -> None:
+        if args.method is not None:
+            parse_method(args.method)
+        self.executor.recalibrate(progress, args)
+
+    def rollback(self, _args: RollbackArgs, progress: CommandProgress) -> None:
+        previous = self.executor.service.store.read("previous")
+        command = self.executor.ledger.expect(progress)
+        self.executor.take(fact.AskedToGoBack(command, previous.id if previous is not None else ""))
+
+    def cancel(self, _args: CancelArgs, progress: CommandProgress) -> None:
+        ended = [each.end("the operator cancels it") for each in self.deliveries.values()]
+        self.executor.take(fact.AskedToCancel(self.executor.ledger.expect(progress), any(ended)))
+
+    def switch(self, args: SwitchArgs, progress: CommandProgress) -> None:
+        self.executor.take(fact.AskedToSwitch(self.executor.ledger.expect(progress), args))
+
+    def policy(self, args: PolicyArgs, _progress: CommandProgress) -> Result:
+        """Engines that have a policy are known as well, though they are no regime any more.
+
+        Raises CommandError: `command.policy`.
+        """
+        watch, candidate = self.executor.watch, self.executor.state.candidate
+        serving = [self.executor.service.serving.id, *([candidate] if candidate is not None else [])]
+        known = dict.fromkeys([*serving, *watch.regimes.artefacts, *watch.policies.summaries()])
+        if args.artefact not in known:
+            found = f"no regime '{args.artefact}', and it does not serve"
+            raise CommandError("command.policy", found, ", ".join(known), "ask for the status first")
+        if args.sets or args.like is not None or args.clear:
+            watch.set_policy(args)
+        return {"artefact": args.artefact, "policy": watch.policies.document(args.artefact)}
+
+    def model(self, args: ModelArgs, progress: CommandProgress) -> None:
+        """Raises AgentError: `command.model`, `command.busy`, `command.release`, `command.rollback`."""
+        self.deliveries["model"].start(args, progress)
+
+    def calibration(self, args: CalibrationArgs, progress: CommandProgress) -> None:
+        """Raises AgentError: `command.calibration`, `command.busy`."""
+        self.deliveries["calibration"].start(args, progress)
 
 
-def _camera_status(feed: Feed, state: CameraState) -> dict[str, JsonValue]:
+def _camera_status(feed: Feed, state: CameraState) -> Result:
     return {
         "camera": feed.name,
         "up": feed.is_up,
@@ -117,86 +151,8 @@ def _camera_status(feed: Feed, state: CameraState) -> dict[str, JsonValue]:
     }
 
 
-def _recalibrate(operations: Operations, args: RecalibrateArgs, progress: CommandProgress) -> None:
-    if args.method is not None:
-        parse_method(args.method)
-    outage = next(iter(operations.pipeline.observer.states().values())).outage
-    if outage:
-        found = f"nothing is observed now: {outage}"
-        raise CommandError(
-            "command.observer", found, "observed frames to collect", "see the events, then send the command again"
-        )
-    if not operations.recalibrate(progress, args):
-        _check_not_stuck(operations)
-        found = f"a job at {job.description}" if (job := operations.job) is not None else "a swap under way"
-        raise CommandError("command.busy", found, "one job at a time", "wait for its end, then send the command again")
-
-
-def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandProgress) -> None:
-    if operations.recall(progress):
-        return
-    _check_not_swapping(operations)
-    _check_not_stuck(operations)
-    previous = operations.service.store.read("previous")
-    if previous is None:
-        raise CommandError(
-            "command.rollback",
-            "no previous engine",
-            "an engine that served before the present one",
-            "recalibrate instead",
-        )
-    operations.go_back(operations.service.load(previous), progress)
-
-
-def _cancel(
-    operations: Operations, deliveries: Sequence[FileReceiver[Any]], _args: CancelArgs, progress: CommandProgress
-) -> None:
-    ended = [delivery.end("the operator cancels it") for delivery in deliveries]
-    if operations.cancel() or any(ended):
-        progress.succeed()
-    elif not operations.recall(progress):
-        _check_not_swapping(operations)
-        raise CommandError(
-            "command.nothing", "no running job", "a job, a delivery or a probation", "ask for the status first"
-        )
-
-
-def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress) -> None:
-    _check_not_swapping(operations)
-    _check_not_stuck(operations)
-    service = operations.service
-    if args.regime == service.serving.id:
-        raise CommandError("command.switch", "the regime in service", "another one", "ask for the status first")
-    if args.regime not in operations.regimes.artefacts:
-        known = ", ".join(operations.regimes.artefacts) or "a known regime; none is known yet"
-        raise CommandError("command.switch", f"no regime '{args.regime}'", known, "ask for the status first")
-    operations.switch(service.load(service.store.find(args.regime)), progress)
-
-
-def _policy(operations: Operations, args: PolicyArgs, progress: CommandProgress) -> None:
-    """Engines that have a policy are known as well, though they are no regime any more."""
-    policies, candidate = operations.policies, operations.swap.candidate
-    serving = [operations.service.serving.id, *([candidate] if candidate is not None else [])]
-    known = dict.fromkeys([*serving, *operations.regimes.artefacts, *policies.summaries()])
-    if args.artefact not in known:
-        found = f"no regime '{args.artefact}', and it does not serve"
-        raise CommandError("command.policy", found, ", ".join(known), "ask for the status first")
-    if args.sets or args.like is not None or args.clear:
-        operations.set_policy(args)
-    progress.succeed({"artefact": args.artefact, "policy": policies.document(args.artefact)})
-
-
-def _check_not_swapping(operations: Operations) -> None:
-    if operations.swap.is_active:
-        raise CommandError(
-            "command.busy", "a swap under way", "one swap at a time", "send the command again in a moment"
-        )
-
-
-def _check_not_stuck(operations: Operations) -> None:
-    if operations.pipeline.loop.is_stuck:
-        found = "a candidate that still hangs and holds its memory"
-        raise CommandError("command.busy", found, "one candidate at a time", "wait for its end, or restart the daemon")
+def _busy(found: str, expected: str, remedy: str) -> CommandError:
+    return CommandError("command.busy", found, expected, remedy)
 
 
 @dataclass
@@ -214,33 +170,21 @@ class BoardHandlers:
     clock: Clock = SYSTEM_CLOCK
     _next_snapshot_s: float = field(default=0.0, init=False)  # monotonic
 
-    def __post_init__(self) -> None:
-        self.handlers: Mapping[str, Handler] = {
-            "set": self._set,
-            "log_level": self._log_level,
-            "restart": self._restart,
-            "snapshot": self._snapshot,
-        }
-
-    def _set(self, args: SetArgs, progress: CommandProgress) -> None:
+    def set(self, args: SetArgs, progress: CommandProgress) -> Result:
+        """Raises CommandError: `command.version`, `command.set`."""
         self.settings.set(args.values, progress.authorisation)
-        reported = self.settings.reported()
-        progress.succeed({"version": reported.version, "values": reported.values})
+        return self.settings.reported().model_dump(include={"version", "values"})
 
-    def _log_level(self, args: LogLevelArgs, progress: CommandProgress) -> None:
+    def log_level(self, args: LogLevelArgs, _progress: CommandProgress) -> Result:
         set_log_level(args.level)
-        progress.succeed({"level": args.level})
+        return {"level": args.level}
 
-    def _restart(self, _args: RestartArgs, progress: CommandProgress) -> None:
+    def restart(self, _args: RestartArgs, _progress: CommandProgress) -> Result:
         """The result is on its way before the link closes; the next process publishes it again if it was lost."""
-        progress.succeed()
         self.stop(RESTART)
+        return {}
 
-    def _snapshot(self, args: SnapshotArgs, progress: CommandProgress) -> None:
-        config = self.settings.config
-        if not config.privacy.snapshot:
-            found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
-            raise CommandError("command.privacy", found, "permission to send a picture", remedy)
+    def snapshot(self, args: SnapshotArgs, _progress: CommandProgress) -> Result:
         camera = args.camera if args.camera is not None else next(iter(self.pipeline.feeds))
         if camera not in self.pipeline.feeds:
             found, expected = f"camera {camera[:64]!a}", " or ".join(ascii(name) for name in self.pipeline.feeds)
@@ -249,19 +193,14 @@ class BoardHandlers:
         if served is None:
             raise CommandError("command.snapshot", "no frame yet", "a frame", "send the command again in a moment")
         if now_s < self._next_snapshot_s:
-            raise CommandError(
-                "command.busy",
-                "a snapshot a moment ago",
-                "at most one per second",
-                "send the command again in a moment",
-            )
+            raise _busy("a snapshot a moment ago", "at most one per second", "send the command again in a moment")
         self._next_snapshot_s = now_s + _SNAPSHOT_PERIOD_S
         frame = served.frame
-        image = annotate(self.show(served), config.model) if args.annotated else frame.image
+        image = annotate(self.show(served), self.settings.config.model) if args.annotated else frame.image
         jpeg, (height, width) = encode_jpeg(image, MAX_SNAPSHOT_BYTES)
         self.link.send_snapshot(jpeg)
-        size: dict[str, JsonValue] = {"width": width, "height": height, "bytes": len(jpeg)}
-        progress.succeed({"camera": camera, "frame": frame.id, "ts": frame.ts, **size})
+        size: Result = {"width": width, "height": height, "bytes": len(jpeg)}
+        return {"camera": camera, "frame": frame.id, "ts": frame.ts, **size}
 
 
 def set_log_level(level: str) -> None:
@@ -272,12 +211,11 @@ def set_log_level(level: str) -> None:
 
 @dataclass
 class HistogramUpload:
-    """Carry out `histograms`: send what the served calibration has counted, if the board's owner allows it.
+    """Carry out `histograms`: send what the served calibration has counted.
 
     One upload at a time. It is made once for each artefact, so that a sender may request missing chunks of it.
     """
 
-    privacy: PrivacyConfig
     service: EngineService
     link: MqttLink
     run_in_main_thread: RunInMainThread
@@ -285,20 +223,17 @@ class HistogramUpload:
     _upload: Upload | None = field(default=None, init=False)
     _artefact: str = field(default="", init=False)  # id of the artefact whose counts `_upload` holds
 
-    def start(self, args: HistogramsArgs, progress: CommandProgress) -> None:
-        """Raises CommandError: `command.privacy`, `command.busy`, `command.histograms`."""
-        if not self.privacy.histograms:
-            found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
-            raise CommandError("command.privacy", found, "permission to send histograms", remedy)
+    def histograms(self, args: HistogramsArgs, progress: CommandProgress) -> None:
+        """Raises CommandError: `command.busy`, `command.histograms`."""
         if self._progress is not None and not self._progress.latest.final:
-            found, remedy = "an upload under way", "wait for its end, then request the missing histograms"
-            raise CommandError("command.busy", found, "one upload at a time", remedy)
+            remedy = "wait for its end, then request the missing histograms"
+            raise _busy("an upload under way", "one upload at a time", remedy)
         upload = self._current_upload(self.service.calibration)
         requested = args.missing if args.upload == upload.sha256 else None
         numbers = [number for number in range(upload.total) if requested is None or number in requested]
         self._progress = progress
         count = len(numbers)
-        result: dict[str, JsonValue] = {
+        result: Result = {
             "upload": upload.name,
             "sha256": upload.sha256,
             "total": upload.total,

@@ -19,10 +19,11 @@ from prometheus_client.registry import Collector
 
 from agent.common.metrics import MetricsAddress, MetricsServer, counters, gauges
 from agent.config import Config
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.control.reasons import explain
-from agent.jobs.job import TRIGGERS, JobState
-from agent.jobs.limits import REFUSED
+from agent.core.causes import REFUSED
+from agent.core.kinds import Trigger
+from agent.core.state import JobState
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Feed
 from agent.system.board import health
@@ -48,9 +49,9 @@ class DaemonMetrics(Collector):
     """
 
     def __init__(self) -> None:
-        self._source: tuple[Operations, MqttLink | None, Mapping[_Key, float]] | None = None
+        self._source: tuple[Executor, MqttLink | None, Mapping[_Key, float]] | None = None
 
-    def set_source(self, operations: Operations, link: MqttLink | None) -> None:
+    def set_source(self, executor: Executor, link: MqttLink | None) -> None:
         """Take all further metrics from this run of the daemon; the run before has ended."""
         carried: dict[_Key, float] = {}
         if self._source is not None:
@@ -58,14 +59,14 @@ class DaemonMetrics(Collector):
             for family in _continued(_of_run(before), carried_before):
                 if _is_counted(family):
                     carried.update({_key(name, labels): value for name, labels, value, *_ in family.samples})
-        self._source = operations, link, carried
+        self._source = executor, link, carried
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         if self._source is None:
             return
-        operations, link, carried = self._source
-        yield from _continued(_of_run(operations), carried)
+        executor, link, carried = self._source
+        yield from _continued(_of_run(executor), carried)
         yield from _mqtt(link)
         yield from _board(health())
 
@@ -78,14 +79,14 @@ def serve_metrics(config: Config, metrics: DaemonMetrics) -> MetricsServer:
     return MetricsServer(address, {"program": "run", "backend": config.backend}, metrics)
 
 
-def _of_run(operations: Operations) -> Iterator[Metric]:
-    pipeline = operations.pipeline
+def _of_run(executor: Executor) -> Iterator[Metric]:
+    pipeline = executor.pipeline
     states = pipeline.observer.states()
     yield from _frames(pipeline.feeds)
     yield from _quality({camera: state for camera, state in states.items() if not state.outage})
     yield from _view(states)
-    yield from _work(operations, states)
-    yield from _events(operations.reporter.counts, list(pipeline.feeds))
+    yield from _work(executor, states)
+    yield from _events(executor.reporter.counts, list(pipeline.feeds))
 
 
 def _continued(families: Iterable[Metric], carried: Mapping[_Key, float]) -> Iterator[Metric]:
@@ -162,11 +163,11 @@ def _view(states: CameraStates) -> Iterator[Metric]:
     yield GaugeMetricFamily("tared_observing_time_ratio", share, value=max(shares, default=0.0))
 
 
-def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
-    service, job = operations.service, operations.job
+def _work(executor: Executor, states: CameraStates) -> Iterator[Metric]:
+    service, job = executor.service, executor.state.job
     engine = {"artefact": service.serving.id, "degraded": str(service.is_degraded).lower()}
     yield InfoMetricFamily("tared_engine", "The engine in service.", engine)
-    reasons = explain(operations, states)
+    reasons = explain(executor, states)
     degraded = {"reason": reasons.degraded} if reasons.degraded else None
     serves = "Why the float reference serves; absent while an INT8 engine does."
     yield InfoMetricFamily("tared_degraded", serves, degraded)
@@ -181,7 +182,7 @@ def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
 
 def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
     """Yield what was reported. Copies are taken first: the main thread goes on counting."""
-    ends: _Counts = {(trigger, end): 0 for trigger in TRIGGERS for end in (*_ENDS.values(), _REFUSED)}
+    ends: _Counts = {(trigger.value, end): 0 for trigger in Trigger for end in (*_ENDS.values(), _REFUSED)}
     codes: _Counts = {(_ROLLED_BACK if code.startswith("probation.") else _REFUSED, code): 0 for code in REFUSED}
     for (trigger, step, code), count in counts.jobs.copy().items():
         if step not in _ENDS:

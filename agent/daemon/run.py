@@ -23,11 +23,11 @@ from agent.common.http.addresses import is_loopback
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.control.summary import RunSummary
+from agent.core.kinds import Trigger
 from agent.daemon.review import Panel, read_labels, review
 from agent.daemon.supervisor import Supervisor
-from agent.jobs.job import MODEL
 from agent.models.external_data import external_names
 from agent.models.model import Model, open_model, read_plan, slower_here
 from agent.models.model_watch import content_of
@@ -38,6 +38,7 @@ from agent.results.mqtt_output import ResultsTopic
 from agent.results.preview import Preview
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
+from agent.state.store import StateStore
 from agent.system.process import ending_in_time, handling_signals, notify_service_manager, raise_interrupt
 from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
@@ -81,10 +82,13 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
         check_gstreamer(camera.to_source())
     os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are private from the first byte
     with ending_in_time(), lock_state_dir(config.state_dir):
-        return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
+        state = StateStore(config.state_dir)
+        return _run(config, state, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 
 
-def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages) -> RunSummary:
+def _run(
+    config: Config, state: StateStore, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages
+) -> RunSummary:
     content, model, unused_plan = _open_model(config)
     in_float = model.build_request(model.master, "fp32")
     chosen = choose_backend(config.backend, config.backend_options(), in_float)
@@ -108,7 +112,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
     with (
         handling_signals(raise_interrupt),
         _open_metrics(config) as set_metrics_source,
-        _open_link(config, birth, authority, pages) as link,
+        _open_link(config, state, birth, authority, pages) as link,
         _open_results(config, link) as results,
         _open_preview(config) as preview,
     ):
@@ -116,6 +120,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
         def serve() -> RunSummary:
             supervisor = Supervisor(
                 config,
+                state,
                 model,
                 backend,
                 link,
@@ -128,11 +133,11 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
                 unused_plan,
                 preview,
             )
-            set_metrics_source(supervisor.operations, link)
+            set_metrics_source(supervisor.executor, link)
             return supervisor.run()
 
         summary = serve()
-        while summary.stopped_by == MODEL:
+        while summary.stopped_by == Trigger.MODEL:
             notify_service_manager("WATCHDOG=1")
             try:
                 content, model, unused_plan = _open_model(config)
@@ -233,7 +238,9 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
 
 
 @contextmanager
-def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages) -> Iterator[MqttLink | None]:
+def _open_link(
+    config: Config, state: StateStore, birth: Birth, authority: Authority, pages: Pages
+) -> Iterator[MqttLink | None]:
     """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on.
 
     pages: opened beside the broker.
@@ -263,7 +270,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
                 topics,
                 [camera.name for camera in config.every_camera],
                 birth,
-                config.state_dir / "home_assistant",
+                state,
                 mqtt.home_assistant,
                 button=authority.allows_unsigned,  # Home Assistant signs nothing
             )
@@ -277,7 +284,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
 
 
 @contextmanager
-def _open_metrics(config: Config) -> Iterator[Callable[[Operations, MqttLink | None], None]]:
+def _open_metrics(config: Config) -> Iterator[Callable[[Executor, MqttLink | None], None]]:
     """Yield `DaemonMetrics.set_source`; without metrics.port nothing is loaded, and nothing happens."""
     if config.metrics.port is None:
         yield lambda *_: None

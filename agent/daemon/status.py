@@ -15,7 +15,7 @@ from agent.contract.messages import (
     Latency,
     Observing,
 )
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.monitoring.accuracy import accuracy_bound
 from agent.monitoring.camera_monitor import CameraState, CameraStates, least_faithful
 from agent.monitoring.drift import DriftState
@@ -32,8 +32,8 @@ _DRIFT_KEYS = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
 class StatusReporter:
     """For the supervisor's thread."""
 
-    def __init__(self, operations: Operations, results: ResultsWriter | None) -> None:
-        self._operations = operations
+    def __init__(self, executor: Executor, results: ResultsWriter | None) -> None:
+        self._executor = executor
         self._published = results.latency if results is not None else {}
 
     def progress_line(self, states: CameraStates, built_percent: int) -> str:
@@ -41,8 +41,8 @@ class StatusReporter:
 
         built_percent: how much of the reference is built.
         """
-        camera, service, job = least_faithful(states), self._operations.service, self._operations.job
-        state, feed = states[camera], self._operations.pipeline.feeds[camera]
+        camera, service, job = least_faithful(states), self._executor.service, self._executor.state.job
+        state, feed = states[camera], self._executor.pipeline.feeds[camera]
         words = [f"{feed.last_ts:6.1f} s"]
         words.append("reference" if service.is_degraded else f"INT8 {service.serving.id[:6]}")
         if len(states) > 1:
@@ -63,12 +63,12 @@ class StatusReporter:
 
     def telemetry(self, states: CameraStates) -> dict[str, CameraTelemetry]:
         """Return the telemetry of each camera."""
-        feeds = self._operations.pipeline.feeds
+        feeds = self._executor.pipeline.feeds
         return {camera: self._sample(feeds[camera], state) for camera, state in states.items()}
 
     def labelled(self) -> LabelledAccuracy | None:
         """Return what labels of drawn frames come to for the engine in service; None without any."""
-        pipeline, service = self._operations.pipeline, self._operations.service
+        pipeline, service = self._executor.pipeline, self._executor.service
         measured = pipeline.observer.measured
         if measured is None:
             return None
@@ -82,8 +82,8 @@ class StatusReporter:
 
     def history(self, states: CameraStates) -> list[HistoryRow]:
         """Return what the history keeps of this moment, camera by camera."""
-        service, pipeline = self._operations.service, self._operations.pipeline
-        candidate = self._operations.swap.candidate  # the figures are of it from its first answer on
+        service, pipeline = self._executor.service, self._executor.pipeline
+        candidate = self._executor.state.candidate  # the figures are of it from its first answer on
         drifts = {camera: None if state.outage else state.drift for camera, state in states.items()}
         return [
             HistoryRow(
@@ -102,7 +102,7 @@ class StatusReporter:
 
     def _sample(self, feed: Feed, state: CameraState) -> CameraTelemetry:
         loop = feed.meter.sample()
-        observed, reference = not state.outage, self._operations.config.model.reference_accuracy
+        observed, reference = not state.outage, self._executor.config.model.reference_accuracy
         written = self._published[feed.name].sample() if feed.name in self._published else None
         fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, feed.accuracy.estimate
         least_accuracy = None
@@ -125,7 +125,7 @@ class StatusReporter:
         )
 
     def _drift(self, drift: DriftState) -> dict[str, JsonValue]:
-        tolerance_db = self._operations.config.drift.tolerance_db
+        tolerance_db = self._executor.config.drift.tolerance_db
         shown = {key: getattr(drift, key) for key in _DRIFT_KEYS}
         return {**shown, "gain": asdict(drift.gain) if drift.gain is not None else None, "tolerance_db": tolerance_db}
 

@@ -2,7 +2,7 @@
 
 `Supervisor.__init__` opens the engine, the frame path, the control of engines and jobs, and the inbox of commands.
 `run` is the loop. Ten times a second it runs what other threads have handed to the main thread, receives messages, lets
-Operations decide, and reports the state.
+the Executor act as agent.core decides, and reports the state.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
-from agent.commands.dispatcher import Handler
+from agent.commands.dispatcher import bind
 from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.clock import SYSTEM_CLOCK, Clock
@@ -26,13 +27,14 @@ from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
 from agent.contract.events import Part
 from agent.contract.messages import Birth
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.control.reasons import explain
 from agent.control.summary import CameraSummary, RunSummary
-from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
+from agent.core import facts as fact
+from agent.core.kinds import Trigger
+from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload, set_log_level
 from agent.daemon.inbox import CommandInbox
 from agent.daemon.status import StatusReporter
-from agent.jobs.job import MODEL
 from agent.jobs.recovery import CrashRecovery
 from agent.labelling.sampling import FrameSampler
 from agent.labelling.store import LabelStore
@@ -44,6 +46,7 @@ from agent.monitoring.history import History
 from agent.results.preview import Preview
 from agent.results.writer import ResultsWriter
 from agent.serving.pipeline import Pipeline, total_frames
+from agent.state.store import StateStore
 from agent.system.process import handling_signals, notify_service_manager
 from agent.uplink.link import MqttLink
 from agent.uplink.reporter import Reporter
@@ -100,12 +103,13 @@ class StartupProgress:
 class Supervisor:
     """One run of the daemon.
 
-    Everything in here, and in Operations, happens in the thread that calls `run`; other threads hand it functions.
+    Everything in here, and in Executor, happens in the thread that calls `run`; other threads hand it functions.
     """
 
     def __init__(
         self,
         config: Config,
+        state: StateStore,
         model: Model,
         backend: Backend,
         link: MqttLink | None,
@@ -122,6 +126,7 @@ class Supervisor:
         """Load the engine, and build whatever it needs to serve.
 
         Args:
+            state: Of config.state_dir.
             link: None without a broker.
             frame_limit: Ends the run after so many frames; 0: no limit.
             labels: Labels of recordings, by camera and frame number.
@@ -129,7 +134,7 @@ class Supervisor:
                 another content ends the run.
             authority: Decides whose commands count; None admits everybody.
             results: Receives every answer.
-            unused_plan: As for Operations.
+            unused_plan: As for Executor.
             preview: Shows the newest answers.
 
         Raises CameraError, ConfigError, EngineError for what cannot start, before anything runs.
@@ -141,7 +146,9 @@ class Supervisor:
         sources = [camera.to_source() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth, clock)
         trusts = authority.trusts if authority is not None else lambda _key: True
-        settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
+        self._state = state
+        state.report_to(reporter.error)
+        settings = Settings(config, state, trusts, self._configure)
         if settings.config.log_level != config.log_level:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
@@ -156,10 +163,10 @@ class Supervisor:
             OSError,
             "jobs and swaps moved on",
             lambda error: self._on_part("control", error),
-            lambda error: self.operations.fail_job(error),
+            lambda error: self.executor.take(fact.DecisionFailed(error)),
         )
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
-        past = CrashRecovery(config.state_dir, reporter)
+        past = CrashRecovery(config.state_dir, state, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
         with progress("preparing", 100) as bar:
             show_engine = StartupProgress("engine", reporter, bar.update, clock=clock)
@@ -169,6 +176,7 @@ class Supervisor:
         self._built_percent = 0  # progress of the reference's build; set in the observer's thread
         self._pipeline = Pipeline(
             config,
+            state,
             sources,
             model,
             self._service.serving.id,
@@ -178,17 +186,25 @@ class Supervisor:
             lambda error: self._main_thread.put(lambda: self._on_part("observer", error)),
             lambda error: self._main_thread.put(lambda: self._on_part("answers", error)),
             StartupProgress("reference", reporter, self._on_building, self._main_thread.put, clock),
-            lambda mismatch: self._main_thread.put(lambda: self.operations.distrust_reference(mismatch)),
+            lambda mismatch: self._main_thread.put(lambda: self.executor.distrust_reference(mismatch)),
             [part.offer for part in (results, preview) if part is not None],
             clock,
         )
         self._draw_for_labels(model)
         self._results = results
         self._preview = preview
-        self.operations = Operations(
-            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan, clock
+        self.executor = Executor(
+            config,
+            self._service,
+            self._pipeline,
+            reporter,
+            self._main_thread.put,
+            past.journal,
+            state,
+            unused_plan,
+            clock,
         )
-        show = self.operations.policies.show
+        show = self.executor.watch.policies.show
         if results is not None:
             results.show = show
             results.on_change = lambda name, error: self._main_thread.put(
@@ -202,7 +218,7 @@ class Supervisor:
                 show,
             )
             preview.permit(config.privacy.preview)
-        self._status = StatusReporter(self.operations, results)
+        self._status = StatusReporter(self.executor, results)
         self._history = History(
             config.state_dir, lambda error: reporter.error(error, part="history"), self._pipeline.is_live
         )
@@ -220,6 +236,7 @@ class Supervisor:
             self._inbox = self._open_inbox(link, settings, authority, watched)
             self._inbox.restore(past.command_results, recovered.results)
         self._total = total_frames(sources, frame_limit)
+        state.report_to(lambda error: self._main_thread.put(lambda: reporter.error(error)))  # the threads start now
         self._has_whole_recordings = not frame_limit and not self._pipeline.is_live
 
     def _draw_for_labels(self, model: Model) -> None:
@@ -243,44 +260,40 @@ class Supervisor:
     ) -> CommandInbox:
         """watched: whether the model's file is watched, so that a delivered one is noticed."""
         config, run_in_main_thread = self._config, self._main_thread.put
-        releases = Releases(authority, config.state_dir / "releases.json")
+        releases = Releases(authority, self._state)
         if releases.damage is not None:
             self._reporter.error(releases.damage)
         reserve_bytes = config.store.reserve_bytes
-        models = FileReceiver(
-            config.state_dir / "incoming",
-            reserve_bytes,
-            run_in_main_thread,
-            ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
-            self.operations.new_model.deliver,
-            self._clock,
+        receiver = partial(
+            FileReceiver, reserve_bytes=reserve_bytes, run_in_main_thread=run_in_main_thread, clock=self._clock
         )
-        calibrations = FileReceiver(
-            config.state_dir / "incoming_calibration",
-            reserve_bytes,
-            run_in_main_thread,
-            calibration_admission(lambda: self._service.model),
-            self.operations.try_calibration,
-            self._clock,
-        )
-        deliveries = (models, calibrations)
-        handlers: dict[str, Handler] = {
-            **engine_handlers(self.operations, deliveries, self._preview),
-            **BoardHandlers(
-                settings, self._pipeline, link, self._stop, self.operations.policies.show, self._clock
-            ).handlers,
-            "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
-            "model": models.start,
-            "calibration": calibrations.start,
+        deliveries: dict[str, FileReceiver[Any]] = {
+            "model": receiver(
+                config.state_dir / "incoming",
+                admit=ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
+                try_out=self.executor.try_model,
+            ),
+            "calibration": receiver(
+                config.state_dir / "incoming_calibration",
+                admit=calibration_admission(lambda: self._service.model),
+                try_out=self.executor.try_calibration,
+            ),
         }
-        return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter, self._clock)
+        handlers = bind(
+            lambda: settings.config,
+            EngineHandlers(self.executor, deliveries, self._preview),
+            BoardHandlers(settings, self._pipeline, link, self._stop, self.executor.watch.policies.show, self._clock),
+            HistogramUpload(self._service, link, run_in_main_thread),
+        )
+        receivers = [*deliveries.values()]
+        return CommandInbox(link, handlers, settings, receivers, self._labels, authority, self._reporter, self._clock)
 
     def run(self) -> RunSummary:
         """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.
 
         Raises what stopped the frame path, after everything else has been stopped cleanly.
         """
-        self.operations.start(self._rolled_back)
+        self.executor.start(self._rolled_back)
         if self._watch is not None:
             self._watch.start()
         with handling_signals(self._on_signal):
@@ -293,12 +306,12 @@ class Supervisor:
             finally:
                 if self._watch is not None:
                     self._watch.stop()
-                if self._stop_reason != MODEL:  # after which the daemon goes on
+                if self._stop_reason != Trigger.MODEL:  # after which the daemon goes on
                     notify_service_manager("STOPPING=1")
                     if self._link is not None:
                         self._link.set_state("stopping")
                 self._pipeline.stop()
-                self.operations.stop(self._stop_reason or "the source has ended")
+                self.executor.stop(self._stop_reason or "the source has ended")
                 if self._inbox is not None:
                     self._inbox.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
@@ -306,7 +319,7 @@ class Supervisor:
                 self._results.flush()
             self._receive()  # a swap that only the end of the stream completed
             self._apply_labels()
-        return self._summarise(self.operations.summary)
+        return self._summarise(self.executor.summary)
 
     def _serve(self, bar: Task) -> None:
         """Serve until the frames have ended, and the job that had enough of them for a verdict."""
@@ -322,9 +335,9 @@ class Supervisor:
         self._apply_labels()
         self._pipeline.poll()
         with self._deciding.may_fail():
-            self.operations.tick(self._pipeline.observer.states())
-        if self.operations.new_model.needs_new_run:
-            self._stop(MODEL)
+            self.executor.tick(self._pipeline.observer.states())
+        if self.executor.state.needs_new_run:
+            self._stop(Trigger.MODEL.value)
         if self._pipeline.pulse != self._pinged:
             self._pinged = self._pipeline.pulse
             notify_service_manager("WATCHDOG=1")
@@ -335,7 +348,7 @@ class Supervisor:
         """Report the state wherever it is shown."""
         if self._pipeline.served and self._history.is_due(self._pipeline.last_ts):
             self._history.add(self._pipeline.last_ts, self._status.history(states))
-        reasons = explain(self.operations, states)
+        reasons = explain(self.executor, states)
         if self._link is not None:
             self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)
         line = self._status.progress_line(states, self._built_percent)
@@ -348,8 +361,9 @@ class Supervisor:
     def _goes_on_without_frames(self) -> bool:
         """Return True while a job needs no more frames; one that collects makes do with those of a recording."""
         if self._has_whole_recordings:
-            return self.operations.end_collection()
-        return self.operations.jobs.is_building
+            return self.executor.end_collection()
+        job = self.executor.state.job
+        return job is not None and job.child_since_s is not None
 
     def _summarise(self, summary: RunSummary) -> RunSummary:
         """Fill in what the frames have shown. With several cameras, fidelity is that of the least faithful one."""
@@ -365,9 +379,9 @@ class Supervisor:
         summary.live_accuracy = cameras[camera].live_accuracy
         summary.cameras = cameras if len(cameras) > 1 else {}
         summary.stopped_by = self._stop_reason
-        reasons = explain(self.operations, states)
+        reasons = explain(self.executor, states)
         summary.degraded, summary.held_back = reasons.degraded, reasons.held_back
-        summary.jobs = self.operations.job_summaries
+        summary.jobs = self.executor.jobs
         summary.results_dropped = self._results_dropped
         return summary
 
@@ -401,7 +415,7 @@ class Supervisor:
             set_log_level(config.log_level)
         self._config = config
         self._telemetry.set_period(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
-        self.operations.configure(config)
+        self.executor.configure(config)
         if self._preview is not None:
             self._preview.permit(config.privacy.preview)
         if self._inbox is not None:
@@ -432,7 +446,7 @@ class Supervisor:
             self._reporter.event("preview", state="open", address=address)
 
     def _on_model(self, content: str) -> None:
-        self._main_thread.put(lambda: self.operations.new_model.content_changed(content))
+        self.executor.post(fact.ModelChanged(content))
 
     def _on_building(self, percent: int, _doing: str) -> None:
         self._built_percent = percent

@@ -1,75 +1,55 @@
-"""Choose the offline work that the first calibration begins with, and try nothing twice in vain.
+"""Look at the work that the owner has made offline, which a first calibration begins with.
 
-`OfflineQueue` reads what `start` and `calibration.file` name, once, when a first calibration is due. Files that cannot
-be used are reported, and so is work whose candidate was refused; the board then calibrates by itself. The journal of
-jobs remembers what was tried: an attempt is the content of the files together with the settings of the candidate.
+`OfflineQueue` reads what `start` and `calibration.file` name, once. An attempt is the content of the files together
+with the settings of the candidate; the journal of jobs remembers which were made in vain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agent.config import Config
-from agent.jobs.job import JobJournal, JobState
-from agent.jobs.limits import REFUSED
+from agent.core.causes import Cause, cause_of
+from agent.core.facts import Offline
+from agent.core.state import JobState
 from agent.models.engine_service import EngineService
 from agent.models.offline_work import CALIBRATION_FILE, START, OfflineWork
 from calibrate.errors import TaredError
 from engines.store.artefact import fingerprint
 
-
-@dataclass(frozen=True)
-class OfflineAttempt:
-    """A first calibration that begins with offline work. id: fingerprint of its content and of the settings."""
-
-    work: OfflineWork
-    id: str
-
-    @property
-    def request(self) -> Mapping[str, str]:
-        """The request as the journal keeps it."""
-        return {"offline": self.work.setting, "path": str(self.work.path), "attempt": self.id}
+if TYPE_CHECKING:
+    from agent.jobs.job import JobRecord
 
 
 class OfflineQueue:
-    """The offline work that is still to be tried, `start` first. Runs in the supervisor's thread.
+    """The offline work that config.yaml names, `start` first. Runs in the supervisor's thread."""
 
-    Attributes:
-        unused: By setting, the error that says why its work is not used.
-    """
-
-    def __init__(
-        self, config: Config, service: EngineService, journal: JobJournal, report: Callable[[TaredError], None]
-    ) -> None:
+    def __init__(self, config: Config, service: EngineService, report: Callable[[TaredError], None]) -> None:
         """report: called once for each work that cannot be used, and for an engine that has to be built again."""
-        self.unused: dict[str, TaredError] = {}
         self._service = service
         self._report = report
         paths = {START: config.start, CALIBRATION_FILE: config.calibration.file}
         self._works = [OfflineWork(setting, path) for setting, path in paths.items() if path is not None]
         self._contents: dict[OfflineWork, str] = {}
-        self._vain = _attempts_in_vain(journal) if self._works else {}  # by attempt, its error
+        self._unusable: dict[OfflineWork, TaredError] = {}
 
-    def next(self, settings: str) -> OfflineAttempt | None:
-        """Return the attempt that is due; None: the board calibrates by itself.
+    def works(self, settings: str) -> list[Offline]:
+        """Return all of it. settings: what a candidate depends on beside its work, as `settings_id` returns it."""
+        return [Offline(each.setting, str(each.path), self._attempt(each, settings)) for each in self._works]
 
-        settings: what the candidate depends on beside its work, as `settings_id` returns it.
-        """
-        for work in self._works:
-            content = self._content(work)
-            attempt = OfflineAttempt(work, fingerprint({"content": content, "settings": settings}))
-            if content and attempt.id not in self._vain:
-                self.unused.pop(work.setting, None)  # under other settings it was refused
-                return attempt
-            if content:
-                self.unused[work.setting] = work.refusal(self._vain[attempt.id])
-        return None
+    def unused(self, settings: str, vain: Mapping[str, TaredError]) -> list[TaredError]:
+        """Return why work is not used. vain: as in State."""
+        return [
+            work.refusal(error)
+            for work in self._works
+            if work in self._contents
+            and (error := self._unusable.get(work) or vain.get(self._attempt(work, settings))) is not None
+        ]
 
-    def note_failure(self, attempt: str, error: TaredError) -> None:
-        """Note that the attempt of this id ended with this error."""
-        if _was_in_vain(JobState.FAILED, error):
-            self._vain[attempt] = error
+    def _attempt(self, work: OfflineWork, settings: str) -> str:
+        content = self._content(work)
+        return fingerprint({"content": content, "settings": settings}) if content else ""
 
     def _content(self, work: OfflineWork) -> str:
         """Return what identifies a work; empty where it cannot be used. It is read once."""
@@ -78,8 +58,8 @@ class OfflineQueue:
             try:
                 loaded = work.load(service.model, service.backend, service.store.key)
             except TaredError as error:
-                self._contents[work], self.unused[work.setting] = "", work.refusal(error)
-                self._report(self.unused[work.setting])
+                self._contents[work], self._unusable[work] = "", error
+                self._report(work.refusal(error))
             else:
                 self._contents[work] = loaded.content
                 if loaded.misfit is not None:
@@ -87,18 +67,18 @@ class OfflineQueue:
         return self._contents[work]
 
 
-def _attempts_in_vain(journal: JobJournal) -> dict[str, TaredError]:
-    """Return the attempts of earlier processes that are not made again, each with its error."""
+def attempts_in_vain(records: list[JobRecord]) -> dict[str, TaredError]:
+    """Return the attempts of earlier processes that are not made again, each with its error.
+
+    So are a candidate's that was refused, or that was on probation: its engine may have ended the daemon.
+    """
     return {
         str(record.request["attempt"]): record.error
-        for record in journal.records()
-        if record.error is not None and "attempt" in record.request and _was_in_vain(record.state, record.error)
+        for record in records
+        if record.error is not None
+        and "attempt" in record.request
+        and (
+            record.state is JobState.ROLLED_BACK
+            or (record.state is JobState.FAILED and cause_of(record.error) is Cause.REFUSED)
+        )
     }
-
-
-def _was_in_vain(state: JobState, error: TaredError) -> bool:
-    """Return True for a candidate that was refused, or that was on probation: its engine may have ended the daemon.
-
-    Any other error, such as a full disk or short memory, may pass.
-    """
-    return state is JobState.ROLLED_BACK or (state is JobState.FAILED and error.code in REFUSED)

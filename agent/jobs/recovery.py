@@ -8,22 +8,30 @@ commands.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from agent.commands.dispatcher import failure
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.jobs.job import JOURNAL, MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState, JobTracker
+from agent.core import actions as act
+from agent.core.causes import INTERRUPTED
+from agent.core.kinds import Rebuild, Trigger
+from agent.core.state import Job, JobState
+from agent.jobs.job import JobJournal, JobRecord
+from agent.jobs.ledger import JobLedger
 from agent.models.engine_service import reject
+from agent.state.store import StateStore
 from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.store.artefact import Store
 
-INTERRUPTED = "recalibration.interrupted"
+# Triggers of swaps to engines that have served before.
+_PROVEN = (Trigger.SWITCH, Trigger.ROLLBACK)
 
 
 @dataclass
@@ -50,21 +58,21 @@ class CrashRecovery:
         current: Id of the artefact that `current` led to; empty for none.
     """
 
-    def __init__(self, state_dir: Path, reporter: Reporter) -> None:
+    def __init__(self, state_dir: Path, state: StateStore, reporter: Reporter) -> None:
         """Remove leftover files, and a candidate that was on probation, so that it cannot be chosen to serve.
 
-        The caller holds the directory's lock. Raises AgentError (`journal.schema`).
+        The caller holds the directory's lock.
         """
         remove_leftovers(state_dir)
         self._reporter = reporter
         link = state_dir / "current"
         self.current = link.readlink().name if link.is_symlink() else ""
-        self.journal = JobJournal(state_dir / JOURNAL, reporter.error)
+        self.journal = JobJournal(state)
         self._records = self.journal.records()
         on_probation = [
             record
             for record in self._records
-            if record.state is JobState.PROBATION and record.trigger not in (MODEL, *PROVEN)
+            if record.state is JobState.PROBATION and record.trigger not in (Trigger.MODEL, *_PROVEN)
         ]
         for record in on_probation:
             error = _interrupted(record)
@@ -73,7 +81,8 @@ class CrashRecovery:
                 reject(Store(state_dir), record.artefact or "", rollback)
         # The end of the process took a candidate back, and so has done what an operator's rollback requested.
         self._left_probation = any(record.artefact != self.current for record in on_probation)
-        self._rebuild: JobTracker | None = None
+        self._rebuild: Job | None = None
+        self._ledger = JobLedger(reporter, self.journal)
         self._start_error: TaredError | None = None
         self._refusal: AgentError | None = None  # the journal's, at the rebuild's first step
 
@@ -90,7 +99,7 @@ class CrashRecovery:
     @property
     def rebuild_interrupted(self) -> bool:
         """True if the process ended or was killed while it last built for a changed runtime."""
-        last = next((record for record in reversed(self._records) if record.trigger == RUNTIME), None)
+        last = next((record for record in reversed(self._records) if record.trigger == Trigger.RUNTIME), None)
         return last is not None and (
             not last.state.is_finished or (last.error is not None and last.error.code == INTERRUPTED)
         )
@@ -100,23 +109,26 @@ class CrashRecovery:
         self._reporter.error(error)
         self._start_error = error
         if error.code == "artefact.runtime" and self._rebuild is None:
+            job = Job(uuid.uuid4().hex[:12], Rebuild(self.current), 0.0)
             try:
-                self._rebuild = JobTracker(RUNTIME, self._reporter, self.journal, {"instead_of": self.current})
-                self._rebuild.progress(JobState.BUILDING.value, 0)
+                self._ledger.begin(act.Begin(job))
+                self._rebuild = job
+                self._rebuild = replace(job, state=JobState.BUILDING)
+                self._ledger.enter(act.Enter(self._rebuild))
             except AgentError as refusal:  # the engine is rebuilt all the same
                 self._reporter.error(refusal)
                 self._refusal = refusal
 
     def engine_started(self, artefact: str, degraded: bool) -> None:
         """End the job of the start, if there is one: this artefact serves; degraded: it is the reference."""
-        if self._rebuild is None:
+        job = self._rebuild
+        if job is None:
             return
-        if degraded and self._start_error is not None:
-            self._rebuild.fail(self._start_error)
-        elif self._rebuild.state is JobState.BUILDING:
-            self._rebuild.succeed({"artefact": artefact})
-        elif self._refusal is not None:
-            self._rebuild.fail(self._refusal)
+        error = self._start_error if degraded and self._start_error is not None else self._refusal
+        if error is not None:
+            self._ledger.end(act.End(job, JobState.FAILED, error))
+        else:
+            self._ledger.end(act.End(job, JobState.COMMITTED, result={"artefact": artefact}))
 
     def end_unfinished_jobs(self, content: str) -> RecoveryResult:
         """End the jobs that have not ended.
@@ -140,19 +152,19 @@ class CrashRecovery:
                 self._reporter.event("job", trigger=record.trigger, step=state.value)
             else:
                 self._reporter.error(error, trigger=record.trigger, step=state.value)
-            recovered.rolled_back += state is JobState.ROLLED_BACK and record.trigger not in PROVEN
+            recovered.rolled_back += state is JobState.ROLLED_BACK and record.trigger not in _PROVEN
             recovered.results += _results(record.command_ids, state, error, result)
         return recovered
 
     def _end_state(self, record: JobRecord, content: str) -> JobState:
-        if record.trigger == MODEL:
+        if record.trigger == Trigger.MODEL:
             if record.request.get("content") == content and record.state.may_become(JobState.COMMITTED):
                 return JobState.COMMITTED
             return JobState.ROLLED_BACK if record.state is JobState.PROBATION else JobState.FAILED
         if record.state is JobState.PROBATION:
-            back = record.trigger == "rollback" and self._left_probation
+            back = record.trigger == Trigger.ROLLBACK and self._left_probation
             return JobState.COMMITTED if back or record.artefact == self.current else JobState.ROLLED_BACK
-        replaced = record.trigger == RUNTIME and record.request.get("instead_of", self.current) != self.current
+        replaced = record.trigger == Trigger.RUNTIME and record.request.get("instead_of", self.current) != self.current
         return JobState.COMMITTED if replaced and record.state is JobState.BUILDING else JobState.FAILED
 
 

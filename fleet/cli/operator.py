@@ -7,6 +7,7 @@ import json
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,6 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
 
     from fleet.web.boards import LiveBoards
 
-_OPS = (
-    "status, recalibrate, rollback, cancel, switch, policy, set, log_level, restart, snapshot, model, histograms, "
-    "calibration"
-)
 _DAY_S = 86_400.0
 
 
@@ -39,7 +36,7 @@ def add_operator(commands: Any) -> None:
     """Add the commands of operators and model makers, who keep their private keys."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     option(send, "device", "DEVICE", "the board's device name")
-    option(send, "op", "OP", _OPS)
+    option(send, "op", "OP", lambda: ", ".join(import_module("agent.contract.commands").OPS))
     arguments = "of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle"
     option(send, "arguments", "key=value", arguments, nargs="*")
     option(send, "-o --output", "now.jpg", "of snapshot: where to save the picture (default: it is not saved)", Path)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import command, number, option, print_result, table_console
@@ -31,7 +32,6 @@ if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from fleet.rollout.register import RolloutRegister
     from fleet.rollout.spec import RolloutSpec
 
-_OPS = "recalibrate, model, calibration, policy or regime"
 _TIME = "time, such as 90s, 30m or 2h,"
 _WHY = "a reason for the record (default: none)"
 
@@ -70,7 +70,7 @@ def add_rollout(actions: Any) -> None:
 def _add_create(steps: Any) -> None:
     create = command(steps, "create", _create, "write a rollout into the store; 'run' carries it out")
     option(create, "arguments", "key=value", "of the op; file=PATH of a model", nargs="*")
-    option(create, "--op", "OP", _OPS, required=True)
+    option(create, "--op", "OP", lambda: ", ".join(import_module("fleet.rollout.spec").OPS), required=True)
     option(create, "--select", "CONDITIONS", "as --where of 'devices' (default: all boards)", default="")
     waves = "how many boards the waves have reached, one after the other: a number, or a share in %%"
     option(create, "--waves", "WAVES", waves, default="1,5%,25%,100%")

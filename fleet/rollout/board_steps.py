@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent.common.schema import Strict
+from agent.contract import commands
 from agent.contract.commands import CancelArgs, CommandResult, Failure, Reported, RollbackArgs
 from agent.contract.messages import NEWER_SCHEMA
 from agent.contract.signing import Signer
@@ -112,7 +113,7 @@ class Actions:
         settings: Reported | None = None,
     ) -> CommandRow:
         version = 1
-        if op == "set":  # above any that the board knows, whatever this machine's clock says
+        if commands.OPS[op].versioned:  # above any that the board knows, whatever this machine's clock says
             version = max(int(self._now * 1000.0), settings.version + 1 if settings is not None else 1)
         to = Topics(self._rollout.fleet, board.name) if self._signer is not None else None
         command = command_from_args(op, args, self._now, valid_s, to, version)

@@ -20,21 +20,15 @@ from zoneinfo import ZoneInfo
 
 from agent.common.errors import CommandError
 from agent.common.schema import Strict
+from agent.contract import commands
 from agent.contract.commands import SetArgs
 from fleet.devices.devices import Device
 from fleet.devices.selection import TAG
 from fleet.operator import FILES, as_json, file_arguments_from, new_command
 from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
 
-# The contract's ops that may be rolled out.
-OPS: Mapping[str, str] = {
-    "recalibrate": "recalibrate",
-    "model": "model",
-    "calibration": "calibration",
-    "policy": "set",
-    "regime": "switch",
-}
-_JOBS = frozenset({"recalibrate", "model", "calibration"})  # these take a while, and end in another engine
+# By the name that a rollout has for it, each op of the contract that may be rolled out.
+OPS: Mapping[str, str] = {each.rollout: op for op, each in commands.OPS.items() if each.rollout}
 RANDOM, NAME = "random", "name"  # orders
 
 _WAVE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
@@ -130,7 +124,8 @@ class RolloutSpec:
 
     @property
     def is_job(self) -> bool:
-        return self.op in _JOBS
+        """Whether it takes a while, and ends in another engine."""
+        return commands.OPS[OPS[self.op]].is_job
 
 
 def typed_spec(op: str, arguments: Sequence[str], **others: Any) -> RolloutSpec:

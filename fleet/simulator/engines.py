@@ -12,7 +12,7 @@ from typing import Any, Literal
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.messages import Birth
-from agent.jobs.job import JobState
+from agent.core.state import JobState
 from agent.uplink.reporter import Reporter
 from fleet.simulator.options import BoardOptions
 from fleet.simulator.scene import SimulatedEngine, SimulatedScene

@@ -11,14 +11,14 @@ from typing import Any
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
-from agent.contract.commands import Command
+from agent.contract.commands import OPS, Command
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint
 from calibrate.errors import TaredError
 from fleet.operator import new_command, receive_snapshots, send
 
-OPS = ("status", "recalibrate", "rollback", "cancel", "switch", "snapshot")  # those with a button
+BUTTONS = {op: each for op, each in OPS.items() if each.button is not None}
 _MOST_KEPT, _MOST_AT_ONCE = 20, 8
 _VALID_S, _SILENCE_S = 60.0, 20.0
 

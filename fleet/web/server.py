@@ -32,7 +32,7 @@ from agent.contract.topics import Topics
 from calibrate.errors import TaredError
 from fleet.web.boards import LiveBoard, LiveBoards
 from fleet.web.forms import basic_credentials, read_form
-from fleet.web.orders import OPS, Orders
+from fleet.web.orders import BUTTONS, Orders
 from fleet.web.pictures import camera_choices, fetch_picture, no_picture
 from fleet.web.room import FleetRoom
 from fleet.web.room_pages import room_routes
@@ -153,7 +153,7 @@ class _Pages:
         name = request.path_params["name"]
         if (board := self._boards.get(name)) is None:
             return self._page("missing.html", status=404, name=name)
-        return self._page("board.html", ops=OPS[1:], **self._board_values(name, board))
+        return self._page("board.html", ops=BUTTONS, **self._board_values(name, board))
 
     async def picture(self, request: Request) -> Response:
         picture = self._orders.picture_of(request.path_params["name"])
@@ -181,7 +181,7 @@ class _Pages:
         """Send a command: the fields `token`, `op`, and the arguments of the op."""
         form = await read_form(request, self._options.token)
         name, op = request.path_params["name"], form.pop("op", "")
-        if self._boards.get(name) is None or op not in OPS:
+        if self._boards.get(name) is None or op not in BUTTONS:
             return PlainTextResponse("no such board, or no such command\n", 404)
         try:
             self._orders.give(name, op, {key: value for key, value in form.items() if value})

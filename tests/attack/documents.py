@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 from device import NOW, TOPICS, payload
 from hypothesis import strategies as st
+from kept import kept_in
 from merge_bench import FACTS, counted, frames_of
 
 from agent.commands.authority import Authority
@@ -42,7 +42,7 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
 )
 FIELDS = ("id", "op", "args", "issued", "expires", "version", "to", "signature", "values", "epoch", "upto")
-ARGS = ("frames", "method", "max_loss", "regime", "values", "level", "sha256", "size", "url", "release")
+ARGS = sorted({name for op in OPS.values() for name in op.args.model_fields})
 # Nearly a command: each field is what it should be, or anything.
 COMMANDS = st.fixed_dictionaries(
     {},
@@ -69,7 +69,8 @@ def as_json(document: object) -> bytes:
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """A good command, into which something fell."""
-    content = bytearray(payload(op=draw(st.sampled_from([*OPS]))))
+    op = draw(st.sampled_from([*OPS]))
+    content = bytearray(payload(op=op, args=OPS[op].example))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
         content[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
@@ -101,7 +102,7 @@ class Board:
         config = CommandsConfig(operator_keys=(public,))
         self.results: list[CommandResult] = []
         signed = Authority(config, TOPICS, False, lambda: True)
-        log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
+        log = CommandLog(kept_in(folder))
         handlers: dict[str, Any] = dict.fromkeys(OPS, self._done)
         self._desks = [
             CommandDispatcher(handlers, self.results.append, memory=50),

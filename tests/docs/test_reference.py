@@ -16,7 +16,7 @@ from agent.config import FIRST_KEYS, Config
 from agent.contract.commands import OPS
 from agent.contract.events import EVENTS, Part
 from agent.contract.messages import Document
-from agent.jobs.limits import REFUSED
+from agent.core.causes import REFUSED
 from agent.vision.spec import ModelSpec
 from docs.tools.reference.docstrings import summary
 from docs.tools.reference.errors import UnresolvedCodeError, errors
@@ -24,7 +24,7 @@ from docs.tools.reference.markdown import anchor, prose
 from docs.tools.reference.metrics import metrics
 from docs.tools.reference.mqtt import fields_without_meaning, handler_of, topics
 from docs.tools.reference.pages import pages
-from docs.tools.reference.source import Module, called, source
+from docs.tools.reference.source import Module, source
 from docs.tools.reference.texts import Texts
 
 PAGES = pages()
@@ -188,18 +188,20 @@ def test_every_document_that_is_sent_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_results_of_a_command_are_described(op: str) -> None:
-    function = handler_of(op)
-    if function is None:
-        return
     keys = {
         str(key.value)
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call) and called(call) == "succeed" and call.args and isinstance(call.args[0], ast.Dict)
-        for key in call.args[0].keys
+        for answer in ast.walk(handler_of(op))
+        if isinstance(answer, ast.Return) and isinstance(answer.value, ast.Dict)
+        for key in answer.value.keys
         if isinstance(key, ast.Constant)
     }
-    described = " ".join(summary(OPS[op]))
+    described = " ".join(summary(OPS[op].args))
     assert {key for key in keys if f"`{key}`" not in described} == set()
+
+
+def test_the_guide_describes_every_command() -> None:
+    guide = (ROOT / "docs" / "guides" / "commands.md").read_text(encoding="utf-8")
+    assert {op for op in OPS if f"\n| `{op}`" not in guide} == set()
 
 
 def test_every_example_is_json() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from typing import Any
 
 import pytest
 from brokers import RealBroker, Watcher, free_port, on_the_air
@@ -35,6 +36,26 @@ from fleet import operator
 def test_an_unacceptable_command_is_not_sent(op: str, arguments: dict[str, str], message: str) -> None:
     with pytest.raises(CommandError, match=message):
         operator.new_command(op, arguments, NOW)
+
+
+@pytest.mark.parametrize(
+    ("op", "typed", "sent"),
+    [
+        ("recalibrate", {"frames": "64", "max_loss": "0.1"}, {"frames": 64, "max_loss": 0.1}),
+        ("policy", {"artefact": "a", "classes": "car, bus"}, {"artefact": "a", "classes": ["car", "bus"]}),
+        (
+            "policy",
+            {"artefact": "a", "masks": "[[[0,0],[1,0],[1,1]]]"},
+            {"artefact": "a", "masks": [[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]]},
+        ),
+        ("set", {"log_level": "info", "threads": "2"}, {"values": {"log_level": "info", "threads": 2}}),
+        ("snapshot", {"annotated": "true"}, {"annotated": True}),
+        ("model", {"sha256": "ab" * 32, "size": 5, "accept": "true"}, {"sha256": "ab" * 32, "size": 5, "accept": True}),
+        ("histograms", {"upload": "ab" * 32, "missing": [0]}, {"upload": "ab" * 32, "missing": [0]}),
+    ],
+)
+def test_typed_arguments_are_read_by_the_ops_own_types(op: str, typed: dict[str, Any], sent: dict[str, Any]) -> None:
+    assert operator.new_command(op, typed, NOW).args.model_dump(exclude_unset=True) == sent
 
 
 @pytest.mark.broker

@@ -1,30 +1,27 @@
-"""An exchange of one engine for another whose reports and requests are kept in lists."""
+"""An exchange of the engine in service, `old`, for another one, `new`, on a frame path that serves no frame."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from raising_world import config_in
-from turned_clock import TurnedClock
-from unexpected import unexpected
+from device import carry_out
+from job_bench import JobDeskBench, job_desk, two_engines
 
 from agent.camera.capture import Frame
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
-from agent.contract.messages import Birth
-from agent.control.policies import Policies
-from agent.control.summary import RunSummary
-from agent.control.swap import EngineSwap
-from agent.jobs.job import JobTracker
-from agent.models.engine_service import EngineService, LoadedEngine
+from agent.contract.commands import CommandResult, RollbackArgs, SwitchArgs
+from agent.core import facts as fact
+from agent.core.kinds import Alarm
+from agent.core.state import Job, JobState
+from agent.daemon.handlers import EngineHandlers
 from agent.monitoring.camera_monitor import CameraStates
-from agent.serving.pipeline import Pipeline
 from agent.serving.trial import AnswerRecord, TrialEvents
-from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from agent.vision.task import ServedFrame
 from agent.vision.tasks.raw import RawOutputs
@@ -32,39 +29,19 @@ from calibrate.errors import TaredError
 from calibrate.statistics.evidence import Interval
 from engines.errors import EngineError
 
+__all__ = ["job_desk", "two_engines"]  # fixtures
+
 UNKNOWN, BAD = Interval(0.0, -1.0, 1.0, 0), Interval(-0.4, -0.6, -0.2, 30)
 VERDICT = Verdict(True, "", 32, 0, 0.95, 0.9, 0.0, 0.0, 1.0, 1.0, 1.0)
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 REFUSES = EngineError("store.write", "no space left", "a writable store", "check the disk")
 
 
-class Calls(list[Any]):
-    """A JobTracker that keeps its calls; `journal` is its answer to a probation."""
-
-    journal: AgentError | None = None
-    trigger = "alarm"
-    started_s = 0.0
-
-    def progress(self, step: str, _percent: int) -> None:
-        self.append(("progress", step))
-
-    def enter_probation(self, artefact_id: str) -> None:
-        if self.journal is not None:
-            raise self.journal
-        self.append(("probation", artefact_id))
-
-    def succeed(self, result: dict[str, Any]) -> None:
-        self.append(("succeed", result["artefact"]))
-
-    def fail(self, error: TaredError, *, rolled_back: bool = False) -> None:
-        self.append(("roll_back" if rolled_back else "fail", error.code))
-
-
 class Loop:
     """Of the frame path: what it was asked for; `on_trial` is false once it has gone back by itself."""
 
     on_trial = True
-    is_committing = False
+    is_committing = is_stuck = False
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -79,98 +56,103 @@ class Loop:
 
 
 class Bench:
-    """A swap of engine `old` for engine `new`, with lists of what its parts were called with."""
+    """An executor with lists of what it reported and asked for."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        config = config_in(folder, state_dir=folder, probation={"frames": 20, "seconds": 1.0})
-        self.loop, self.record, self.clock, self.report = Loop(), AnswerRecord(live=False), TurnedClock(), Calls()
+    def __init__(self, at: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.executor, self.clock, self.journal = at.executor, at.clock, at.journal
+        self.loop, self.record = Loop(), AnswerRecord(live=False)
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.served: list[tuple[str | None, float]] = []
-        self.rolled_back: list[str] = []
-        self.rejected: list[tuple[str, str]] = []  # artefact, reason
-        self.committed: list[str] = []
-        self.closed: list[str] = []
+        self.results: list[CommandResult] = []
         self.disk: list[TaredError] = []  # its next refusals
         self.frames = 0
-        self.summary = RunSummary("old")
-        reporter = Reporter(None, Birth(agent_version="0"))
-        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: self.events.append((kind, detail)))
-        state = SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, is_loss=False, drift=None)
-        self.pipeline: Any = SimpleNamespace(
-            loop=self.loop,
-            record=self.record,
-            error=None,
-            dropped=Counter(),
-            trial=None,
-            serving_since=lambda ts: {"camera": 7.0 if ts is None else ts},
-            observer=SimpleNamespace(measured=None, states=lambda: {"camera": state}),
-            start_trial=lambda _id, _engine, events, **_: setattr(self.pipeline, "trial", events),
+        self.old, self.new = at.service.serving.id, at.other.id
+        config = at.executor.config
+        probation = config.probation.model_copy(update={"frames": 20, "seconds": 1.0})
+        self.executor.configure(config.model_copy(update={"probation": probation}))
+        self.pipeline = cast(Any, at.executor.pipeline)
+        self.pipeline.loop, self.pipeline.record, self.pipeline.dropped = self.loop, self.record, Counter()
+        self.pipeline.start_trial = self._try
+        self.pipeline.serving_since = lambda ts: {"camera": 7.0 if ts is None else ts}
+        self.state = replace(at.state, gain=UNKNOWN, is_loss=False)
+        self.pipeline.observer.states = lambda: {"camera": self.state}
+        monkeypatch.setattr(
+            at.executor.reporter, "event", lambda kind, *_, **detail: self.events.append((kind, detail))
         )
-        service = SimpleNamespace(
-            serving=SimpleNamespace(id="old"), is_degraded=False, commit=self._commit, reject=self._reject
-        )
-        self.exchange = EngineSwap(
-            config,
-            cast(EngineService, service),
-            cast(Pipeline, self.pipeline),
-            reporter,
-            self.summary,
-            lambda function: function(),
-            lambda loaded, since: self.served.append((loaded.artefact.id if loaded else None, since["camera"])),
-            self.rolled_back.append,
-            Policies(config, unexpected),
-            self.clock,
-        )
+        promote = at.service.store.promote
 
-    def _commit(self, loaded: LoadedEngine) -> None:
-        if self.disk:
-            raise self.disk.pop(0)
-        self.committed.append(loaded.artefact.id)
+        def promoting(artefact: Any) -> None:
+            if self.disk:
+                raise self.disk.pop(0)
+            promote(artefact)
 
-    def _reject(self, artefact: Any, rollback: dict[str, Any]) -> None:
-        assert self.report == [("probation", "new")] * (
-            rollback["reason"] != "journal.write"
-        )  # its end is not written yet
-        self.rejected.append((artefact.id, rollback["reason"]))
-        raise REFUSES
+        monkeypatch.setattr(at.service.store, "promote", promoting)
+        self.trial: TrialEvents | None = None
 
-    def start(self, trigger: str = "alarm", name: str = "new") -> TrialEvents | None:
-        """Return the events of the frame path; None where it has no trial."""
-        artefact = SimpleNamespace(id=name, path=Path(name))
-        engine = SimpleNamespace(close=lambda: self.closed.append(name))
-        loaded = cast(LoadedEngine, SimpleNamespace(artefact=artefact, engine=engine))
-        self.pipeline.trial = None
-        self.report.trigger = trigger
-        self.exchange.start(loaded, cast(JobTracker, self.report), VERDICT)
-        return cast("TrialEvents | None", self.pipeline.trial)
+    def _try(self, _identity: str, engine: Any, events: TrialEvents, **_: object) -> None:
+        engine.close()
+        self.trial = events
 
-    def live(self, trigger: str = "alarm") -> TrialEvents:
-        trial = self.start(trigger)
-        assert trial is not None
+    @property
+    def current(self) -> str:
+        """The artefact that the next process would serve."""
+        return self.executor.service.store.target("current")
+
+    def start(self, kind: str = "alarm", artefact: str = "") -> TrialEvents:
+        """An engine is on trial: of a job by an alarm, or one that has served before."""
+        self.trial = None
+        executor = self.executor
+        progress = CommandProgress(f"c{len(self.journal.records())}", self.results.append)
+        if kind == "alarm":
+            job = Job(f"{len(self.journal.records())}", Alarm(), self.clock.monotonic_s())
+            executor.state = replace(executor.state, pending=job)
+            executor.journal.start(job.id, "alarm", {}, [])
+            executor.journal.enter(job.id, JobState.VALIDATING)
+            executor.state = replace(executor.state, pending=None, job=replace(job, state=JobState.VALIDATING))
+            path = executor.service.store.root / "artefacts" / self.new
+            executor.take(fact.ChildEnded(job.id, str(path), VERDICT))
+        elif kind == "switch":
+            wanted = artefact or self.new
+            executor.watch.regimes.store.known = (SimpleNamespace(artefact=wanted),)  # type: ignore[assignment]
+            executor.take(fact.AskedToSwitch(executor.ledger.expect(progress), SwitchArgs(regime=wanted)))
+        else:
+            executor.take(fact.AskedToGoBack(executor.ledger.expect(progress), self.new))
+        assert self.trial is not None
+        return self.trial
+
+    def live(self, kind: str = "alarm") -> TrialEvents:
+        trial = self.start(kind)
         self.answer(1)
         trial.live(1.0, 0)
         return trial
 
-    def answer(self, count: int, name: str = "new", inferred_s: float = 0.01) -> None:
+    def answer(self, count: int, old: bool = False, inferred_s: float = 0.01) -> None:
         for _ in range(count):
             self.frames += 1
             frame = Frame(self.frames, self.frames / 10.0, 0, IMAGE)
+            name = self.old if old else self.new
             self.record.add(ServedFrame(frame, name, RawOutputs({}), 0, inferred_s))
 
     def tick(self, gain: Interval = UNKNOWN, drift: str = "calm") -> None:
-        state = SimpleNamespace(gain=gain, is_loss=False, drift=SimpleNamespace(state=drift))
-        self.exchange.tick(cast(CameraStates, {"camera": state}))
+        assert self.state.drift is not None
+        state = replace(self.state, gain=gain, drift=replace(self.state.drift, state=drift))
+        self.executor.take(fact.Tick(), cast(CameraStates, {"camera": state}))
 
-    def recall(self, calls: Calls) -> bool:
-        if not self.exchange.can_recall:
-            return False
-        self.exchange.recall(cast(JobTracker, calls))
-        return True
+    def recall(self, command: str) -> CommandResult:
+        """The operator's rollback; its result by now."""
+        answers: list[CommandResult] = []
+        carry_out(EngineHandlers(self.executor), "rollback", RollbackArgs(), answers.append, command)
+        self.recalls = answers
+        return answers[-1]
 
     def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.events]
+        """The events, but for the steps of jobs."""
+        return [kind for kind, _ in self.events if kind != "job"]
+
+    def ends(self) -> list[tuple[str, str]]:
+        """State and error of each job."""
+        return [(each.state.value, each.error.code if each.error else "") for each in self.journal.records()]
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
+def bench(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(job_desk, monkeypatch)

@@ -1,4 +1,4 @@
-"""Operations on two engines, with a scripted child, and a frame path that serves at once."""
+"""Executor on two engines, with a scripted child, and a frame path that serves at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from operations_bench import operations_on, stored
+from executor_bench import executor_on, stored
 from raising_world import collapsing_net, config_in, observer_state, observing
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
@@ -20,11 +20,10 @@ from unexpected import unexpected
 
 from agent.collection.collection import Collected, SharedCollection
 from agent.commands.dispatcher import CommandProgress
-from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
-from agent.control.operations import Operations
-from agent.jobs import recalibration
+from agent.control.executor import Executor
+from agent.jobs import workshop
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import JobJournal
@@ -80,9 +79,9 @@ class ScriptedChild:
 
 @dataclass
 class JobDeskBench:
-    """Operations on two engines, the first of which serves; `other` is what every job comes to."""
+    """Executor on two engines, the first of which serves; `other` is what every job comes to."""
 
-    operations: Operations
+    executor: Executor
     service: EngineService
     journal: JobJournal
     other: Artefact
@@ -92,24 +91,22 @@ class JobDeskBench:
 
     def configure(self, **recalibration: object) -> None:
         """Change settings of recalibration; a calibration takes 8 frames."""
-        config = self.operations.config
+        config = self.executor.config
         changed = config.recalibration.model_copy(update=recalibration)
         calibration = config.calibration.model_copy(update={"frames": 8})
-        self.operations.configure(config.model_copy(update={"recalibration": changed, "calibration": calibration}))
+        self.executor.configure(config.model_copy(update={"recalibration": changed, "calibration": calibration}))
 
     def recalibrate(
         self, outcome: JobOutcome | None = None, steps: tuple[str, ...] = ("BUILDING", "VALIDATING")
     ) -> None:
         """Recalibrate by command, to the end. outcome: that of its child; None: `other`."""
         report = CommandProgress(f"c{len(self.journal.records())}", self.results.append)
-        try:
-            assert self.operations.recalibrate(report, RecalibrateArgs(frames=8, method="max"))
-        except AgentError as error:  # as the command desk does
-            report.fail(error)
+        self.executor.recalibrate(report, RecalibrateArgs(frames=8, method="max"))
+        if report.latest.final:
             return
         begun = getattr(ScriptedChild, "latest", None)
         for _ in range(3):
-            self.operations.tick({"camera": self.state})
+            self.executor.tick({"camera": self.state})
         if ScriptedChild.latest is begun or ScriptedChild.latest.ended:
             return
         for number, step in enumerate(steps):
@@ -137,7 +134,7 @@ def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path) -> JobDeskBench:
     shutil.copytree(two_engines, tmp_path, symlinks=True, dirs_exist_ok=True)
     ScriptedChild.latest = cast(ScriptedChild, SimpleNamespace(ended=True))
-    monkeypatch.setattr(recalibration, "JobProcess", ScriptedChild)
+    monkeypatch.setattr(workshop, "JobProcess", ScriptedChild)
     monkeypatch.setattr(Headroom, "reason_to_wait", lambda _: "")  # what this machine has to spare is its own affair
     monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "")
     config = config_in(tmp_path, **SETTINGS)
@@ -151,7 +148,7 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     held_out: list[Array] = [np.zeros((1, 3, 8, 8), np.float32)]
     monkeypatch.setattr(SharedCollection, "collected", lambda _: Collected(100, seen, held_out, []))
     clock = TurnedClock()
-    operations = operations_on(config, service, observer, reporter, clock=clock)
+    executor = executor_on(config, service, observer, reporter, clock=clock)
     previous = service.store.read("previous")
     assert previous is not None
-    return JobDeskBench(operations, service, operations.journal, previous, state, clock)
+    return JobDeskBench(executor, service, executor.journal, previous, state, clock)

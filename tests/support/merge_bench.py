@@ -17,8 +17,8 @@ from brokers import on_the_air
 from device import Device
 from numpy.typing import NDArray
 
-from agent.commands.dispatcher import CommandDispatcher
-from agent.config import PrivacyConfig
+from agent.commands.dispatcher import CommandDispatcher, bind
+from agent.config import Config, PrivacyConfig
 from agent.contract.histograms import Facts, write_upload
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
@@ -74,8 +74,9 @@ class Board:
         self.link = link
         self.posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.service = service_with(calibration)
-        histograms = HistogramUpload(privacy, self.service, link, self.posted.put)
-        self._desk = CommandDispatcher({**Device().handlers(), "histograms": histograms.start}, link.send)
+        config = cast(Config, SimpleNamespace(privacy=privacy))
+        histograms = bind(lambda: config, HistogramUpload(self.service, link, self.posted.put))
+        self._desk = CommandDispatcher({**Device().handlers(), **histograms}, link.send)
 
     def run(self, left: threading.Event) -> None:
         while not left.is_set():

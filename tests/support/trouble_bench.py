@@ -9,14 +9,14 @@ from typing import Any
 
 import onnx
 import pytest
-from operations_bench import operations_on, stored
+from executor_bench import executor_on, finish, stored
 from raising_world import collapsing_net, config_in, observer_state, observing
 
 from agent.collection.collection import SharedCollection
 from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
-from agent.control.operations import Operations
+from agent.control.executor import Executor
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobJournal
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState
@@ -29,9 +29,9 @@ TROUBLES = ["moved", "frozen"]
 
 @dataclass
 class Desk:
-    """Operations on two engines, the first of which serves; an alarm is on."""
+    """Executor on two engines, the first of which serves; an alarm is on."""
 
-    operations: Operations
+    executor: Executor
     journal: JobJournal
     findings: CameraMonitor
     gathering: SharedCollection
@@ -47,18 +47,17 @@ class Desk:
         view = ViewState(trouble, {"alike": 0.12345} if trouble else {})
         state = replace(self.state, view=view, informative=telling, drift=replace(self.state.drift, **drift))
         for _ in range(times):
-            self.operations.tick({"camera": state})
-        job = self.operations.jobs.job
-        return job.tracker.trigger if job is not None else ""
+            self.executor.tick({"camera": state})
+        job = self.executor.state.job
+        return job.kind.trigger.value if job is not None and self.executor.state.trial is None else ""
 
     def recalibrate(self) -> None:
-        assert self.operations.recalibrate(CommandProgress("c1", self.results.append), RecalibrateArgs())
+        self.executor.recalibrate(CommandProgress("c1", self.results.append), RecalibrateArgs())
+        assert self.executor.state.job is not None
 
     def accept(self) -> None:
         """The running job has built an engine that passed."""
-        job, self.operations.jobs.job = self.operations.jobs.job, None
-        assert job is not None
-        self.operations._on_candidate(job, JobOutcome(artefact=self.other.path))
+        finish(self.executor, JobOutcome(artefact=self.other.path))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [detail for each, detail in self.reported if each == kind]
@@ -77,10 +76,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         state = observer_state(config, drift="alarm", serving_db=9.0)
         observer = observing(config, state)
         spec = config.model.model_copy(update={"task": task})
-        operations = operations_on(config.model_copy(update={"model": spec}), service, observer, reporter, live=False)
+        executor = executor_on(config.model_copy(update={"model": spec}), service, observer, reporter, live=False)
         other = next(each for each in artefacts if each.id != service.serving.id)
         monitor = observer.monitors["camera"]
         gathering, paces = observer.collection, observer.paces
-        return Desk(operations, operations.journal, monitor, gathering, other, state, reported, paces)
+        return Desk(executor, executor.journal, monitor, gathering, other, state, reported, paces)
 
     return make

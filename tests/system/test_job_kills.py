@@ -13,7 +13,7 @@ from daemon_drivers import at_write, child_killed, other_runtime
 from job_kills import Case, copied, in_world, put_other_model
 from worlds import World
 
-from agent.jobs.job import JobState
+from agent.core.state import JobState
 from engines.store.artefact import read_artefact
 
 BEFORE, AFTER = "before", "after"

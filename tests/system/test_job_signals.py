@@ -10,7 +10,7 @@ from daemon_drivers import at_write
 from daemon_life import LIMIT_S
 from job_kills import Case
 
-from agent.jobs.job import JobState
+from agent.core.state import JobState
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.usefixtures("quick_repeats")]
 

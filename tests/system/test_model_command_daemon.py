@@ -15,7 +15,7 @@ from daemon_life import TOPICS
 from job_kills import Case, copied, put_other_model
 from worlds import make_world
 
-from agent.jobs.job import JobState
+from agent.core.state import JobState
 
 
 def tared(*arguments: object) -> dict[str, Any]:

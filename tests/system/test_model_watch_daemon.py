@@ -13,7 +13,7 @@ from daemon_life import TOPICS, LiveCamera
 from job_kills import Case, put_other_model
 from onnx import numpy_helper
 
-from agent.jobs.job import JobState
+from agent.core.state import JobState
 
 
 def put_model_with_nan(path: Path, content: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, JsonValue
 
 from agent.commands.dispatcher import parse_command
-from agent.contract.commands import Command, CommandResult, Desired, Failure, Labels, Release, Reported
+from agent.contract.commands import OPS, Command, CommandResult, Desired, Failure, Labels, Release, Reported
 from agent.contract.events import EventKind
 from agent.contract.histograms import ChunkHead, Facts
 from agent.contract.messages import (
@@ -35,29 +35,13 @@ _TO = "plant/gate-3"
 _SHA256 = "5b1d3c4e" * 8
 _ENGINE, _NEWER = "3f9a2c71d0e4b586", "8c04be17a95d2f63"
 
-_ARGUMENTS: Mapping[str, dict[str, JsonValue]] = {
-    "status": {},
-    "recalibrate": {"frames": 256, "max_loss": 0.05},
-    "rollback": {},
-    "cancel": {},
-    "switch": {"regime": _NEWER},
-    "policy": {"artefact": _ENGINE, "score_threshold": 0.45, "classes": ["person", "car"]},
-    "set": {"values": {"recalibration.max_loss": 0.05, "log_level": None}},
-    "log_level": {"level": "debug"},
-    "restart": {},
-    "snapshot": {"camera": "street", "annotated": True},
-    "model": {"sha256": _SHA256, "size": 3671234, "url": "https://models.example/yolo.onnx"},
-    "histograms": {},
-    "calibration": {"sha256": _SHA256, "size": 81234},
-}
-
 
 def command_example(op: str) -> str:
     """Return a command in JSON; the code that admits commands has read it."""
     document = {
         "id": f"{op}-1",
         "op": op,
-        "args": _ARGUMENTS[op],
+        "args": OPS[op].example,
         "issued": TS,
         "expires": TS + 60.0,
         "version": int(TS * 1000),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from functools import cache
 
 from pydantic import BaseModel
 
 from agent.contract.commands import (
     OPS,
-    READ_ONLY_OPS,
     Command,
     CommandResult,
     Desired,
     Failure,
     LabelledBox,
     Labels,
+    Op,
     Release,
     Reported,
     RunLengths,
@@ -90,19 +90,7 @@ _TOPIC_OF = {
     Ack: Topics.ack,
     ChunkHead: Topics.histogram_chunks,
 }
-# Where a command is carried out, below agent/: a function of daemon/handlers.py with what it calls, or a module.
-_CARRIED_OUT = {
-    "recalibrate": "_recalibrate",
-    "rollback": "_roll_back",
-    "cancel": "_cancel",
-    "switch": "_switch",
-    "policy": "_policy",
-    "snapshot": "_snapshot",
-    "histograms": "start",
-    "set": "commands/settings.py",
-    "model": "commands/deliveries.py",
-    "calibration": "commands/deliveries.py",
-}
+_HANDLERS = "agent.daemon.handlers"  # the module with a method for each op
 
 
 def mqtt_page() -> str:
@@ -166,12 +154,12 @@ def _fields(model: type[BaseModel], links: dict[str, str]) -> str:
 
 
 def _meaning(op: str) -> str:
-    text = summary(OPS[op])[0].partition(": ")[2]
+    text = summary(OPS[op].args)[0].partition(": ")[2]
     return prose(text[:1].upper() + text[1:])
 
 
 def _command(op: str, links: dict[str, str]) -> Iterator[str]:
-    arguments_type = OPS[op]
+    arguments_type = OPS[op].args
     yield heading(3, f"op {op}", op)
     more = summary(arguments_type)[1:]
     yield paragraph(_meaning(op))
@@ -181,8 +169,8 @@ def _command(op: str, links: dict[str, str]) -> Iterator[str]:
         yield table(("Argument", "Type", "Range", "Default", "Meaning"), rows)
     else:
         yield "It has no arguments."
-    if op in READ_ONLY_OPS:
-        yield "It changes nothing, and may be carried out twice."
+    if declared := " ".join(_declared(OPS[op])):
+        yield paragraph(prose(declared))
     codes = _codes(op)
     if codes:
         yield f"Errors: {', '.join(f'[{code(each)}](errors.md#{anchor(each)})' for each in codes)}."
@@ -210,58 +198,58 @@ def _admission() -> str:
         "agent/commands/log.py",
         "agent/contract/wire.py",
     )
-    refused = {each.code for each in errors() if each.path in paths} - {"command.release", "command.rollback"}
+    refused = {each.code for each in errors() if each.path in paths} - {
+        "command.release",
+        "command.rollback",
+        "command.privacy",
+    }
     links = ", ".join(
         f"[{code(each)}](errors.md#{anchor(each)})" for each in sorted(refused) if not each.startswith("commands")
     )
     return f"Any command may be refused with one of these codes: {links}."
 
 
-@cache
-def _raised_by_handlers() -> dict[str, frozenset[str]]:
-    """Return the codes that each function of agent/daemon/handlers.py raises, by itself or in what it calls there."""
-    module = source().modules["agent.daemon.handlers"]
-    functions = {each.name: each for each in ast.walk(module.tree) if isinstance(each, ast.FunctionDef)}
-    known = {each.code for each in errors()}
-
-    def codes(name: str, seen: frozenset[str]) -> frozenset[str]:
-        found = frozenset[str]()
-        for node in ast.walk(functions[name]):
-            if isinstance(node, ast.Constant) and node.value in known:
-                found |= {str(node.value)}
-            elif isinstance(node, ast.Call) and called(node) in functions.keys() - seen - {name}:
-                found |= codes(called(node), seen | {name})
-        return found
-
-    return {name: codes(name, frozenset()) for name in functions}
+def _declared(op: Op) -> Iterator[str]:
+    """Yield what the table of commands says of an op, in sentences."""
+    if not op.changes:
+        yield "It changes nothing, and may be carried out twice."
+    if op.versioned:
+        yield "Its version has to exceed the one before."
+    if op.permission:
+        yield f"The board's owner permits it by the key `{op.permission}` of config.yaml."
+    if "release" in op.args.model_fields:
+        yield "A board with keys also requires a release, signed by a release key."
+    if op.rollout:
+        yield f"A rollout sends it as `{op.rollout}`."
+    if op.button is not None:
+        yield "It has a button on the board's page."
 
 
 def _codes(op: str) -> list[str]:
-    place = _CARRIED_OUT.get(op)
-    if place is None:
-        return []
-    if not place.endswith(".py"):
-        own = set(_raised_by_handlers()[place])
-    else:
-        own = {each.code for each in errors() if each.path == f"agent/{place}" and each.code.startswith("command.")}
-    extra = {each.code for each in errors() if each.path == "agent/control/policies.py"} if op == "policy" else set()
-    if op in ("model", "calibration"):
-        own = {f"command.{op}", "command.busy", *(("command.release", "command.rollback") if op == "model" else ())}
-    return sorted(own | {each for each in extra if each.startswith("command.")})
+    """Return the codes of the errors that the handler of an op names, in its docstring too, or that it calls."""
+    known = {each.code for each in errors()}
+    found = {"command.privacy"} if OPS[op].permission else set()
+    tree = source().modules[_HANDLERS].tree
+    functions = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+    waiting = [op]
+    while waiting:
+        for node in ast.walk(functions.pop(waiting.pop(), ast.Pass())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= known & {node.value, *re.findall(r"`([a-z_.]+)`", node.value)}
+            elif isinstance(node, ast.Call):
+                waiting.append(called(node))
+    return sorted(found)
 
 
-def handler_of(op: str) -> ast.FunctionDef | None:
-    """Return the function of agent/daemon/handlers.py that carries out an op; None if it is elsewhere."""
-    module = source().modules["agent.daemon.handlers"]
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.FunctionDef) and node.name in (f"_{op}", _CARRIED_OUT.get(op)):
-            return node
-    return None
+def handler_of(op: str) -> ast.FunctionDef:
+    """Return the method that carries out an op."""
+    nodes = ast.walk(source().modules[_HANDLERS].tree)
+    return next(each for each in nodes if isinstance(each, ast.FunctionDef) and each.name == op)
 
 
 def fields_without_meaning() -> list[str]:
     """Return the fields and arguments that no docstring describes."""
-    models = [*(each for group in _SHOWN.values() for each in group), *OPS.values()]
+    models = [*(each for group in _SHOWN.values() for each in group), *(each.args for each in OPS.values())]
     return [
         f"{model.__name__}.{name}"
         for model in models

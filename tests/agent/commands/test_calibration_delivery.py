@@ -149,11 +149,12 @@ def test_a_job_has_it_before_another_delivery_can_take_its_place(job_desk: JobDe
     def staged(command: str) -> StagedCalibration:
         return StagedCalibration(path, job_desk.service.model, CommandProgress(command, results.append))
 
-    job_desk.operations.try_calibration(staged("c1"))
-    with pytest.raises(CommandError, match=r"command\.busy"):
-        job_desk.operations.try_calibration(staged("c2"))
+    job_desk.executor.try_calibration(staged("c1"))
+    job_desk.executor.try_calibration(staged("c2"))
+    assert results[-1].error is not None
+    assert (results[-1].id, results[-1].error.code) == ("c2", "command.busy")
     for _ in range(3):
-        job_desk.operations.tick({"camera": job_desk.state})
+        job_desk.executor.tick({"camera": job_desk.state})
     assert (ScriptedChild.latest.directory / "merged.upload").read_bytes() == b"merged"
     path.unlink()
     ScriptedChild.latest.on_progress("BUILDING", 50)

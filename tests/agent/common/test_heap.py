@@ -10,7 +10,7 @@ import pytest
 from job_bench import JobDeskBench
 
 from agent.common.heap import release_free_memory
-from agent.jobs import job as desks
+from agent.control import upkeep
 
 ARENAS = """
 import ctypes, sys, threading
@@ -58,10 +58,10 @@ def test_memory_freed_below_kept_memory_goes_back() -> None:
 
 def test_memory_goes_back_once_after_each_job(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[str] = []
-    monkeypatch.setattr(desks, "release_free_memory", lambda: given_back.append(job_desk.service.serving.id))
-    job_desk.operations.tick({"camera": job_desk.state})  # what the start took
+    monkeypatch.setattr(upkeep, "release_free_memory", lambda: given_back.append(job_desk.service.serving.id))
+    job_desk.executor.tick({"camera": job_desk.state})  # what the start took
     job_desk.recalibrate()
     for _ in range(3):
-        job_desk.operations.tick({"camera": job_desk.state})
+        job_desk.executor.tick({"camera": job_desk.state})
     (_, after) = given_back
     assert after == job_desk.other.id

@@ -7,33 +7,39 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from device import carry_out
 from trouble_bench import Desk, desk
 
+from agent.collection.collection import SharedCollection
 from agent.commands.authority import Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
-from agent.common.errors import CommandError
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
+from agent.jobs.headroom import Headroom
+from agent.state.store import StateStore
 
 __all__ = ["desk"]  # the fixture
 
 
 def cancelled(at: Desk, delivery: FileReceiver[StagedModel] | None = None) -> CommandResult:
     """Return the result of a command to cancel."""
-    deliveries = (delivery,) if delivery is not None else ()
-    handlers = engine_handlers(at.operations, deliveries)
+    deliveries = {"model": delivery} if delivery is not None else {}
     answers: list[CommandResult] = []
-    handlers["cancel"](CancelArgs(), CommandProgress("c2", answers.append))
+    carry_out(EngineHandlers(at.executor, deliveries), "cancel", CancelArgs(), answers.append, "c2")
     return answers[-1]
 
 
-def test_a_job_that_waits_for_headroom_can_be_cancelled(desk: Callable[..., Desk]) -> None:
+def test_a_job_that_waits_for_headroom_can_be_cancelled(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = desk()
     assert at.tick() == "alarm"
-    job = at.operations.jobs.job
-    assert job is not None
-    job.tracker.report_waiting("no memory")
+    monkeypatch.setattr(SharedCollection, "counts", (1000, 1000))
+    monkeypatch.setattr(Headroom, "reason_to_wait", lambda _: "no memory")
+    at.tick()
+    assert at.executor.state.job is not None
+    assert at.executor.state.job.waits == "no memory"
     assert cancelled(at).status == "SUCCEEDED"
     assert at.tick() == "", "not again at once, though the alarm is still on"
     (record,) = at.journal.records()
@@ -52,8 +58,8 @@ def test_frames_are_observed_at_the_alert_pace_near_an_alarm_and_while_a_job_col
     at.tick(times=1, state="calm")
     assert at.paces == [False, True, False, True, False]
     at = desk()
-    at.operations.service.calibration = None
-    at.operations.tick({"camera": replace(at.state, drift=None)})
+    at.executor.service.calibration = None
+    at.executor.tick({"camera": replace(at.state, drift=None)})
     assert at.paces == [True], "nothing is calibrated yet"
 
 
@@ -62,7 +68,7 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
     at.recalibrate()
     at.accept()
     assert cancelled(at).status == "SUCCEEDED"
-    assert not at.operations.swap.is_active
+    assert at.executor.state.trial is None
     assert [(job.trigger, job.state.value) for job in at.journal.records()] == [
         ("command", "ROLLED_BACK"),
         ("rollback", "COMMITTED"),
@@ -71,12 +77,13 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
 
 def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path: Path) -> None:
     at, results = desk(), list[CommandResult]()
-    releases = Releases(None, tmp_path / "releases.json")
-    bring = at.operations.new_model.deliver
+    releases = Releases(None, StateStore(None))
+    bring = at.executor.try_model
     admit = ModelAdmission(tmp_path / "m.onnx", True, 0, releases)
     delivery = FileReceiver(tmp_path / "in", 0, lambda _: None, admit, bring)
     delivery.start(ModelArgs(sha256="0" * 64, size=1), CommandProgress("m1", results.append))
     assert cancelled(at, delivery).status == "SUCCEEDED"
     assert results[-1].status == "FAILED"
-    with pytest.raises(CommandError, match=r"command\.nothing"):
-        cancelled(at, delivery)
+    error = cancelled(at, delivery).error
+    assert error is not None
+    assert error.code == "command.nothing"

@@ -21,12 +21,12 @@ def collecting(job_desk: JobDeskBench) -> JobDeskBench:
     job_desk.service.calibration = None
     job_desk.state = replace(job_desk.state, drift=None)
     look(job_desk)
-    assert job_desk.operations.jobs.is_collecting
+    assert job_desk.executor.state.job is not None
     return job_desk
 
 
 def look(at: JobDeskBench) -> None:
-    at.operations.tick({"camera": at.state})
+    at.executor.tick({"camera": at.state})
 
 
 def test_a_job_goes_on_with_the_frames_there_are_and_says_so(
@@ -35,14 +35,15 @@ def test_a_job_goes_on_with_the_frames_there_are_and_says_so(
     at = collecting
     with caplog.at_level("INFO"):
         for _ in range(3):
-            assert at.operations.end_collection()
+            assert at.executor.end_collection()
             look(at)
     assert caplog.text.count("the recording has ended: the job continues with 100 of 512 frames") == 1
-    assert at.operations.jobs.is_building
+    assert at.executor.state.job is not None
+    assert at.executor.state.job.child_since_s is not None
     ScriptedChild.latest.ends_with(JobOutcome(artefact=at.other.path))
     look(at)
     assert at.service.serving.id == at.other.id
-    assert not at.operations.end_collection()
+    assert not at.executor.end_collection()
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (100, 3)])
@@ -50,23 +51,23 @@ def test_too_few_for_a_verdict_end_with_the_recording(
     collecting: JobDeskBench, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(SharedCollection, "counts", counts)
-    assert not collecting.operations.end_collection()
+    assert not collecting.executor.end_collection()
     (record,) = collecting.journal.records()
     assert record.error is not None
     assert (record.state.value, record.error.code) == ("FAILED", "recalibration.frames")
-    why = explain(collecting.operations, {"camera": collecting.state}).degraded
+    why = explain(collecting.executor, {"camera": collecting.state}).degraded
     assert "the recording has ended" in why
     assert "camera.loop: true" in why
 
 
 def test_after_the_end_no_job_begins(collecting: JobDeskBench) -> None:
     at = collecting
-    at.operations.end_collection()
+    at.executor.end_collection()
     look(at)
-    at.operations._limits.job_pause_s = 0.0
+    at.configure(cooldown_s=0.0)
     ScriptedChild.latest.ends_with(
         JobOutcome(error=AgentError("recalibration.disk", "a full disk", "room", "free some"))
     )
     look(at)
-    assert at.operations.job is None
-    assert not at.operations.end_collection()
+    assert at.executor.state.job is None
+    assert not at.executor.end_collection()

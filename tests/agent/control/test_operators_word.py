@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from device import carry_out
+from executor_bench import roll_back_often
 from trouble_bench import TROUBLES, Desk, desk
 from view_bench import camera, scene, watched
 
-from agent.commands.dispatcher import CommandProgress
-from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
-from agent.daemon.handlers import engine_handlers
+from agent.core.due import stopped_by
+from agent.daemon.handlers import EngineHandlers
 
 __all__ = ["desk"]  # the fixture
 
@@ -26,6 +27,10 @@ def test_the_operators_word_starts_a_job_and_a_trouble_then_takes_nothing_from_i
     at.recalibrate()
     monkeypatch.setattr(at.gathering, "restart", pytest.fail)
     assert at.tick() == at.tick(trouble) == "command"
+
+
+def stopped(at: Desk) -> str:
+    return stopped_by(at.executor.now, at.executor.config, at.executor.state)
 
 
 def moved(at: Desk) -> Desk:
@@ -53,7 +58,7 @@ def test_an_operators_recalibration_makes_the_present_view_the_usual_one(desk: C
 def test_a_job_by_an_alarm_or_a_cancelled_one_leaves_the_usual_view_as_it_was(desk: Callable[..., Desk]) -> None:
     at = moved(desk())
     at.recalibrate()
-    at.operations.stop("the operator thinks again")
+    at.executor.stop("the operator thinks again")
     assert trouble(at) == "moved"
     assert at.tick() == "alarm"
     at.accept()
@@ -65,21 +70,20 @@ def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_cur
     desk: Callable[..., Desk],
 ) -> None:
     at = desk(frames=100)
-    before = at.operations.summary.artefact
+    before = at.executor.summary.artefact
     at.recalibrate()
     at.accept()
-    assert at.operations.swap.is_active
+    assert at.executor.state.trial is not None
     assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
-    handlers = engine_handlers(at.operations)
     answers: list[CommandResult] = []
-    handlers["rollback"](RollbackArgs(), CommandProgress("c2", answers.append))
+    carry_out(EngineHandlers(at.executor), "rollback", RollbackArgs(), answers.append, "c2")
     assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "probation.recalled"
     assert at.events("rollback")[-1]["reason"] == "probation.recalled"
-    assert not at.operations.swap.is_active
-    assert at.operations.summary.artefact == before
-    current = at.operations.service.store.read("current")
+    assert at.executor.state.trial is None
+    assert at.executor.summary.artefact == before
+    current = at.executor.service.store.read("current")
     assert current is None or current.id != at.other.id
     assert [(job.trigger, job.state.value) for job in at.journal.records()] == [
         ("command", "ROLLED_BACK"),
@@ -91,18 +95,17 @@ def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_
     desk: Callable[..., Desk],
 ) -> None:
     at = desk()
-    for _ in range(3):
-        at.operations._limits.count_rollback()
+    roll_back_often(at.executor)
     assert at.tick() == ""
-    assert at.operations.stopped_by == "recalibration.rollback_loop"
+    assert stopped(at) == "recalibration.rollback_loop"
     at.recalibrate()
-    at.operations.stop("the operator thinks better of it")
+    at.executor.stop("the operator thinks better of it")
     assert at.tick() == ""
-    assert at.operations.stopped_by
+    assert stopped(at)
     at.recalibrate()
     at.accept()
     at.tick()
-    assert at.operations.stopped_by == ""
+    assert stopped(at) == ""
 
 
 @pytest.mark.parametrize("op", ["recalibrate", "rollback"])
@@ -110,14 +113,15 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_refused(
     desk: Callable[..., Desk], op: str
 ) -> None:
     at = desk()
-    pipeline = cast(Any, at.operations.pipeline)
+    pipeline = cast(Any, at.executor.pipeline)
     pipeline.loop.is_stuck = True
     assert at.tick(state="alarm", serving_db=9.0) == ""
-    handlers = engine_handlers(at.operations)
     args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
-    with pytest.raises(CommandError, match="a candidate that still hangs") as refused:
-        handlers[op](args, CommandProgress("c2", lambda _: None))
-    assert refused.value.code == "command.busy"
+    answers: list[CommandResult] = []
+    carry_out(EngineHandlers(at.executor), op, args, answers.append)
+    error = answers[-1].error
+    assert error is not None
+    assert (error.code, "a candidate that still hangs" in error.message) == ("command.busy", True)
     assert at.journal.records() == []
     pipeline.loop.is_stuck = False
     assert at.tick(state="alarm", serving_db=9.0) == "alarm"

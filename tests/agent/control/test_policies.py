@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device import carry_out
 from exchange_bench import Bench as SwapBench
 from exchange_bench import bench
-from operations_bench import Desk, desk
+from executor_bench import Desk, desk
+from kept import kept_in, refusing
 from results_bench import CONFIG, SPEC, detections, served
 
 from agent.camera.config import CameraConfig
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import PolicyArgs
-from agent.control.policies import FILE, Policies
-from agent.daemon.handlers import engine_handlers
+from agent.control.policies import Policies
+from agent.daemon.handlers import EngineHandlers
 from agent.results.writer import ResultLine
 from agent.vision.detections import Detections
 from agent.vision.tasks.classify import Classification
@@ -34,11 +35,12 @@ class Kept:
     def __init__(self, folder: Path, **changes: Any) -> None:
         self.config = CONFIG.model_copy(update={"state_dir": folder, **changes})
         self.errors: list[AgentError] = []
-        self.path = folder / FILE
+        self.folder = folder
         self.open()
 
     def open(self) -> Policies:
-        self.policies = Policies(self.config, self.errors.append)
+        self.state = kept_in(self.folder, self.errors.append)
+        self.policies = Policies(self.config, self.state)
         return self.policies
 
     def set(self, **arguments: Any) -> None:
@@ -71,20 +73,14 @@ def test_a_policy_is_kept_over_restarts_taken_over_and_removed(kept: Kept) -> No
     assert (kept.open().summaries(), kept.policies.keep_only(set()), kept.errors) == ({}, False, [])
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "policies": {"night": {"score_threshold": 7}}}',
-     '{"schema": 1, "policies": {"night": {"classes": ["person"]}}}'],
-)  # fmt: skip
-def test_a_damaged_file_costs_itself_alone_and_is_reported(kept: Kept, content: str) -> None:
-    kept.path.write_text(content)
+@pytest.mark.parametrize("policy", ["{", "[]", '{"score_threshold": 7}', '{"classes": ["person"]}'])
+def test_a_damaged_policy_is_reported_and_costs_no_more_than_the_policies(kept: Kept, policy: str) -> None:
+    kept.state.replace({"policies": [("night", policy)]})
     assert kept.open().summaries() == {}
-    assert [error.code for error in kept.errors] == ["policies.damaged"]
+    assert [error.code for error in kept.errors] == ["state.damaged"]
+    assert "set them again with the command policy" in str(kept.errors[0])
     kept.set(score_threshold=0.4)
     assert [*kept.open().summaries()] == ["night"]
-    kept.path.write_text('{"schema": 2}')
-    with pytest.raises(AgentError, match=r"policies\.schema"):
-        kept.open()
 
 
 def test_an_engine_built_in_place_of_another_has_its_policy(kept: Kept) -> None:
@@ -124,9 +120,7 @@ def test_arguments_that_no_board_takes(arguments: dict[str, Any]) -> None:
 
 def test_a_disk_that_refuses_leaves_the_policies_as_they_were(kept: Kept) -> None:
     kept.set(score_threshold=0.4)
-    kept.path.unlink()
-    kept.path.mkdir()
-    with pytest.raises(AgentError, match=r"policies\.write"):
+    with refusing(kept.state), pytest.raises(AgentError, match=r"state\.write: .*the policies"):
         kept.set(score_threshold=0.5)
     assert kept.policies.summary("night") == {"score_threshold": 0.4}
 
@@ -147,20 +141,21 @@ def test_only_what_is_shown_changes_and_only_of_this_engine(kept: Kept) -> None:
 
 
 def test_events_name_the_policy_that_takes_over_and_one_that_a_new_engine_does_not_inherit(bench: SwapBench) -> None:
-    policies, device = bench.exchange.policies, bench.exchange.config.mqtt.device
-    policies.set(PolicyArgs(artefact="old", score_threshold=0.4))
+    policies, device = bench.executor.watch.policies, bench.executor.config.mqtt.device
+    policies.set(PolicyArgs(artefact=bench.old, score_threshold=0.4))
     bench.live()
     bench.answer(19)
     bench.tick()
-    swap, commit = (detail for _, detail in bench.events)
+    swap, commit = (detail for kind, detail in bench.events if kind in ("swap", "commit"))
     assert "policy" not in swap
     assert commit["policy_before"] == {"score_threshold": 0.4}
-    assert commit["policy_command"] == f"tared send {device} policy artefact=new like=old"
-    assert policies.summary("new") is None
-    policies.set(PolicyArgs(artefact="new", like="old"))
+    assert commit["policy_command"] == f"tared send {device} policy artefact={bench.new} like={bench.old}"
+    assert policies.summary(bench.new) is None
+    policies.set(PolicyArgs(artefact=bench.new, like=bench.old))
+    bench.executor.service.serving = bench.executor.service.store.find(bench.old)
     bench.events.clear()
     bench.live("switch")
-    swap, commit = (detail for _, detail in bench.events)
+    swap, commit = (detail for kind, detail in bench.events if kind in ("swap", "commit"))
     assert swap["policy"] == {"score_threshold": 0.4}
     assert "policy_command" not in commit
 
@@ -170,7 +165,7 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
 
     def order(**arguments: Any) -> dict[str, Any]:
         args = PolicyArgs.model_validate({"artefact": at.raised.id, **arguments})
-        engine_handlers(at.operations)["policy"](args, CommandProgress("c1", at.results.append))
+        carry_out(EngineHandlers(at.executor), "policy", args, at.results.append)
         assert at.results[-1].result is not None
         return at.results[-1].result
 
@@ -179,8 +174,8 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
     assert f"policy {{'artefact': '{at.raised.id}', 'policy': {{'score_threshold': 0.5}}}}" in at.events
     with pytest.raises(CommandError, match=r"command\.policy.*no regime 'dusk', and it does not serve"):
         order(artefact="dusk", score_threshold=0.5)
-    policies = at.operations.policies
+    policies = at.executor.watch.policies
     policies.set(PolicyArgs(artefact="0" * 16, score_threshold=0.5))
-    at.operations._registry._is_untidy = True
+    at.executor.state = replace(at.executor.state, is_untidy=True)
     at.tick()
     assert [*policies.summaries()] == [at.raised.id]

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from operations_bench import Desk, desk
-from unexpected import unexpected
+from executor_bench import Desk, desk
+from kept import kept_in, spoil
 
 from agent.common.errors import AgentError
 from agent.control.reasons import explain
 from agent.jobs.child_process import JobOutcome
-from agent.jobs.limits import PrecisionAttempts
-from agent.jobs.refusal import raising_id
+from agent.jobs.fingerprints import raising_id
+from agent.jobs.kept_memory import KeptMemory
 
 __all__ = ["desk"]  # the fixture
 
@@ -36,7 +36,7 @@ def test_low_fidelity_is_only_reported_where_the_owner_wants_no_job(
 ) -> None:
     at = desk(**recalibration)
     at.tick()
-    assert at.operations.jobs.job is None
+    assert at.executor.state.job is None
     assert [line.split()[0] for line in at.events] == ["fidelity"]
 
 
@@ -45,7 +45,7 @@ def test_raising_precision_counts_against_the_daily_cap(desk: Callable[..., Desk
     for _ in range(3):
         at.tick()
         at.cancel()
-    assert at.operations.jobs.job is None
+    assert at.executor.state.job is None
     assert len([line for line in at.events if "recalibration.cap" in line]) == 1
     assert any("low fidelity after 1 jobs in a day" in line for line in at.events)
 
@@ -65,8 +65,8 @@ def test_a_first_calibration_is_made_all_the_same(desk: Callable[..., Desk]) -> 
     at = desk(automatic=False)
     at.service.calibration = None
     at.tick(drift=None)
-    assert at.operations.jobs.job is not None
-    assert at.operations.jobs.job.tracker.trigger == "first-start"
+    assert at.executor.state.job is not None
+    assert at.executor.state.job.kind.trigger == "first-start"
 
 
 def test_a_raise_that_the_operator_took_back_is_not_repeated_until_the_settings_change(
@@ -79,14 +79,13 @@ def test_a_raise_that_the_operator_took_back_is_not_repeated_until_the_settings_
     assert dict(at.service.plan.floats) == {}
     at.tick()
     assert at.rung is None
-    kept = tmp_path / "state" / "attempts.json"
-    origin = raising_id(at.operations.config, at.service)
-    assert PrecisionAttempts(kept, origin, unexpected).next_rung(at.int8.id) == 0
+    origin = raising_id(at.executor.config, at.service)
+    assert KeptMemory(kept_in(tmp_path / "state")).read(origin).next_rung(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()
     assert again.rung is None
-    kept.write_text(kept.read_text().replace(origin, "another word"))
+    spoil(tmp_path / "state", "UPDATE attempts SET origin = 'another word'")
     otherwise = desk(cooldown_s=0.0)
     otherwise.tick()
     assert otherwise.rung == 1
@@ -103,9 +102,7 @@ def test_a_cooldown_follows_a_rollback_whatever_served(desk: Callable[..., Desk]
 def test_only_a_candidate_that_was_refused_asks_for_more(desk: Callable[..., Desk], code: str, rung: int) -> None:
     at = desk(cooldown_s=0.0)
     at.tick()
-    job = at.operations.jobs.job
-    assert job is not None
-    at.operations.jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
+    at.finish(JobOutcome(error=AgentError(code, "", "", "")))
     at.tick()
     assert at.rung == rung
 
@@ -113,15 +110,13 @@ def test_only_a_candidate_that_was_refused_asks_for_more(desk: Callable[..., Des
 def test_status_says_so_where_no_plan_helps_any_more(desk: Callable[..., Desk]) -> None:
     at = desk(cooldown_s=0.0)
     at.tick()
-    job = at.operations.jobs.job
-    assert job is not None
-    at.operations.jobs._finish(job, JobOutcome(error=AgentError("precision.exhausted", "", "", "")))
+    at.finish(JobOutcome(error=AgentError("precision.exhausted", "", "", "")))
     at.tick()
-    reasons = explain(at.operations, {"camera": at.state})
+    reasons = explain(at.executor, {"camera": at.state})
     assert reasons.code == "precision.exhausted"
-    recalibration = at.operations.config.recalibration.model_copy(update={"max_loss": 0.2})
-    at.operations.configure(at.operations.config.model_copy(update={"recalibration": recalibration}))
-    (monitor,) = at.operations.pipeline.observer.monitors.values()
+    recalibration = at.executor.config.recalibration.model_copy(update={"max_loss": 0.2})
+    at.executor.configure(at.executor.config.model_copy(update={"recalibration": recalibration}))
+    (monitor,) = at.executor.pipeline.observer.monitors.values()
     assert monitor.config.recalibration.max_loss == 0.2, "what explains an alarm goes by the same limit"
     at.tick()
     assert at.rung == 1, "more is accepted"

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from device import carry_out
+from executor_bench import roll_back_often
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 
 from agent.collection.collection import SharedCollection
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult, StatusArgs
 from agent.control.reasons import Reasons, explain
-from agent.daemon.handlers import engine_handlers
+from agent.daemon.handlers import EngineHandlers
 from agent.daemon.prometheus import DaemonMetrics
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
@@ -29,7 +30,7 @@ class Board:
     """The bench with the first of the two engines in service."""
 
     def __init__(self, at: JobDeskBench) -> None:
-        self.at, self.operations = at, at.operations
+        self.at, self.executor = at, at.executor
         self.state = at.state
         self.at.configure(automatic=True)
 
@@ -44,8 +45,8 @@ class Board:
     def look(self, times: int = 3, **changes: Any) -> Reasons:
         states = {"camera": replace(self.state, **changes)}
         for _ in range(times):
-            self.operations.tick(states)
-        return explain(self.operations, states)
+            self.executor.tick(states)
+        return explain(self.executor, states)
 
     def end_job(self, error: AgentError) -> None:
         self.look()
@@ -73,7 +74,7 @@ def test_a_pause_names_the_error_that_it_follows(board: Board, restarts: bool) -
     board.degrade()
     board.end_job(FULL)
     if restarts:
-        board.operations = replace(board.operations)
+        board.executor = replace(board.executor)
     reasons = board.look()
     assert reasons.code == "recalibration.cooldown"
     assert "a job failed less than 600 s ago: a full disk; free some; wait" in reasons.degraded
@@ -94,14 +95,14 @@ def test_the_hindrance_of_an_alarm_is_named(board: Board, changes: dict[str, Any
     board.alarm()
     if "automatic" in changes:
         board.at.configure(automatic=False)
-    for _ in range(changes.get("rollbacks", 0)):
-        board.operations._limits.count_rollback()
-    cast(Any, board.operations.pipeline).loop.is_stuck = changes.get("is_stuck", False)
+    if "rollbacks" in changes:
+        roll_back_often(board.executor)
+    cast(Any, board.executor.pipeline).loop.is_stuck = changes.get("is_stuck", False)
     view = replace(board.state.view, trouble=changes.get("trouble", ""))
     reasons = board.look(view=view, outage=changes.get("outage", ""))
     assert (reasons.code, reasons.degraded) == (code, "")
     assert words in reasons.held_back
-    assert board.operations.job is None
+    assert board.executor.state.job is None
 
 
 def test_a_job_that_waits_for_headroom_or_for_something_to_see_is_named(
@@ -124,18 +125,18 @@ def test_each_place_shows_the_same_sentence(board: Board) -> None:
     board.degrade()
     board.end_job(FULL)
     why = board.look()
-    pipeline = cast(Any, board.operations.pipeline)
+    pipeline = cast(Any, board.executor.pipeline)
     states: dict[str, CameraState] = {"camera": board.state}
     pipeline.observer.states = lambda: states
     pipeline.served, pipeline.feeds = 0, {"camera": _feed()}
     answers: list[CommandResult] = []
-    engine_handlers(board.operations)["status"](StatusArgs(), CommandProgress("c1", answers.append))
+    carry_out(EngineHandlers(board.executor), "status", StatusArgs(), answers.append)
     status = answers[-1].result
     assert status is not None
     assert status["degraded_reason"] == why.degraded
     assert (status["held_back"], status["held_back_code"]) == (why.held_back, why.code)
     exporter = DaemonMetrics()
-    exporter.set_source(board.operations, None)
+    exporter.set_source(board.executor, None)
     samples = {sample.name: sample.labels for metric in exporter.collect() for sample in metric.samples}
     assert samples["tared_degraded_info"] == {"reason": why.degraded}
     assert samples["tared_job_held_back_info"] == {"code": why.code, "reason": why.held_back}

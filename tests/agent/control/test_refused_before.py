@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
+from kept import spoil
 from unexpected import unexpected
 
-import agent.control.triggers as triggers_module
+import agent.core.due as due_module
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import RecalibrateArgs
-from agent.control.operations import Operations
+from agent.control.executor import Executor
+from agent.core.state import JobState
 from agent.jobs.child_process import JobOutcome
-from agent.jobs.job import JobTracker
-from agent.jobs.refusal import RefusalMemory, settings_id
+from agent.jobs.fingerprints import settings_id
+from agent.jobs.job import JobJournal
 from agent.monitoring.camera_monitor import CameraState
 
 __all__ = ["job_desk", "two_engines"]  # fixtures
@@ -32,14 +34,14 @@ class Board:
     def __init__(self, at: JobDeskBench, monkeypatch: pytest.MonkeyPatch, **recalibration: Any) -> None:
         self.at, self.outcome = at, REFUSED
         self.restarts = 0
-        monkeypatch.setattr(type(at.operations.pipeline.observer.collection), "restart", self._restart)
+        monkeypatch.setattr(type(at.executor.pipeline.observer.collection), "restart", self._restart)
         at.service.calibration = None
         self.state = replace(at.state, drift=None)
         self.at.configure(automatic=True, **recalibration)
 
     @property
-    def operations(self) -> Operations:
-        return self.at.operations
+    def executor(self) -> Executor:
+        return self.at.executor
 
     @property
     def jobs(self) -> list[str]:
@@ -49,8 +51,10 @@ class Board:
         """Look once a minute; a child that works is done by the next look."""
         for _ in range(int(seconds / MINUTE)):
             self.at.clock.turn(MINUTE)
-            self.operations.tick({"camera": state or self.state})
-            if self.operations.jobs.is_building:
+            for _ in range(2):  # a job begins, and has its frames
+                self.executor.tick({"camera": state or self.state})
+            job = self.executor.state.job
+            if job is not None and job.child_since_s is not None:
                 ScriptedChild.latest.ends_with(JobOutcome(error=self.outcome))
 
     def moved(self) -> CameraState:
@@ -61,8 +65,8 @@ class Board:
 
     def reboot(self) -> None:
         """The same board with a new process."""
-        self.at.operations = replace(self.operations)
-        self.operations.start(0)
+        self.at.executor = replace(self.executor)
+        self.executor.start(0)
 
     def _restart(self, *_: object, **__: object) -> None:
         self.restarts += 1
@@ -79,7 +83,7 @@ def test_a_model_that_no_plan_suits_is_refused_once_and_24_hours_pass_without_a_
     (record,) = board.at.journal.records()
     assert record.error is not None
     assert (record.state.value, record.error.found) == ("FAILED", "a loss of 0.45")
-    held_back = board.operations.held_back
+    held_back = board.executor.state.held_back
     assert held_back is not None
     assert (held_back.code, "a loss of 0.45" in held_back.found) == ("recalibration.unchanged", True)
 
@@ -102,17 +106,21 @@ def test_a_scene_that_has_changed_is_tried_with_frames_of_its_own(board: Board, 
 def test_a_kill_before_the_journal_has_the_end_does_not_forget_the_refusal(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object, **__: object) -> None:
-        raise SystemExit
+    enter = JobJournal.enter
 
-    monkeypatch.setattr(JobTracker, "_record_end", killed)
+    def entering(journal: JobJournal, job: str, state: JobState, **outcome: Any) -> None:
+        if state is JobState.FAILED:
+            raise SystemExit
+        enter(journal, job, state, **outcome)
+
+    monkeypatch.setattr(JobJournal, "enter", entering)
     with pytest.raises(SystemExit):
         board.pass_s(MINUTE)
     monkeypatch.undo()
-    kept = RefusalMemory(board.operations.config.state_dir / "refusal.json", unexpected)
-    kept.settings = settings_id(board.operations.config, board.at.service)
-    assert kept.standing is not None
-    assert kept.standing.error.code == "recalibration.refused"
+    board.reboot()
+    refusal = board.executor.state.refusal(settings_id(board.executor.config, board.at.service))
+    assert refusal is not None
+    assert refusal.error.code == "recalibration.refused"
 
 
 def test_a_scene_that_shows_nothing_is_no_other_scene(board: Board) -> None:
@@ -120,14 +128,14 @@ def test_a_scene_that_shows_nothing_is_no_other_scene(board: Board) -> None:
     covered = board.moved()
     board.pass_s(DAY, replace(covered, view=replace(covered.view, trouble="blind")))
     assert len(board.jobs) == 1
-    assert board.operations.held_back is not None
-    assert board.operations.held_back.code == "view.blind"
+    assert board.executor.state.held_back is not None
+    assert board.executor.state.held_back.code == "view.blind"
 
 
 def test_evidence_from_under_a_cover_is_dropped_with_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.pass_s(MINUTE)
     compared: list[object] = []
-    (monitor,) = board.operations.pipeline.observer.monitors.values()
+    (monitor,) = board.executor.pipeline.observer.monitors.values()
     monkeypatch.setattr(monitor, "compare_with_refused", compared.append)
     covered = replace(board.state, view=replace(board.state.view, trouble="blind"))
     for state, times in ((board.state, 0), (covered, 1), (covered, 1), (board.state, 2)):
@@ -160,11 +168,11 @@ def test_a_new_runtime_is_tried(board: Board, monkeypatch: pytest.MonkeyPatch) -
 def test_a_command_and_the_schedule_start_a_job_after_a_refusal(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.pass_s(DAY)
     answer = CommandProgress("c1", lambda _: None)
-    assert board.operations.recalibrate(answer, RecalibrateArgs())
+    board.executor.recalibrate(answer, RecalibrateArgs())
     board.pass_s(DAY)
     assert board.jobs == ["first-start", "command"]
     due = iter(["2026-01-31 03:00"])
-    monkeypatch.setattr(triggers_module.Schedule, "due", lambda *_: next(due, ""))
+    monkeypatch.setattr(due_module, "scheduled", lambda *_: next(due, ""))
     board.pass_s(DAY)
     assert board.jobs == ["first-start", "command", "schedule"]
 
@@ -174,7 +182,7 @@ def test_a_command_with_settings_of_its_own_neither_adds_a_refusal_nor_replaces_
     board.pass_s(MINUTE)
     board.outcome = REFUSED
     for command in ("c1", "c2"):
-        assert board.operations.recalibrate(CommandProgress(command, lambda _: None), RecalibrateArgs(method="max"))
+        board.executor.recalibrate(CommandProgress(command, lambda _: None), RecalibrateArgs(method="max"))
         board.pass_s(DAY)
     assert board.jobs == ["first-start", "command", "first-start", "command"]
 
@@ -185,7 +193,7 @@ def test_a_job_that_fails_without_a_verdict_is_repeated_up_to_the_daily_cap(boar
     assert len(board.jobs) == 2
     board.pass_s(DAY / 2)
     assert len(board.jobs) == 8
-    held_back = board.operations.held_back
+    held_back = board.executor.state.held_back
     assert held_back is not None
     assert held_back.code == "recalibration.cap"
 
@@ -201,12 +209,9 @@ def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Boar
     assert board.jobs == ["alarm", "alarm"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"schema": 1}', '{"schema": 1, "settings": "x", "scene": {}, "error": {}}']
-)
-def test_a_damaged_file_is_started_from_scratch(board: Board, text: str) -> None:
+def test_a_refusal_that_was_lost_is_sought_again(board: Board) -> None:
     board.pass_s(DAY)
-    (board.operations.config.state_dir / "refusal.json").write_text(text)
+    spoil(board.executor.config.state_dir, "DELETE FROM refusal")
     board.reboot()
     board.pass_s(DAY)
     assert len(board.jobs) == 2

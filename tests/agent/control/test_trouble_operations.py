@@ -27,11 +27,11 @@ def test_an_alarm_in_trouble_is_reported_with_its_evidence_and_starts_nothing(
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_no_regime_is_switched_to_for_a_view_in_trouble(desk: Callable[..., Desk], trouble: str) -> None:
     at = desk()
-    serving = at.operations.service.serving.id
+    serving = at.executor.service.serving.id
     at.tick(trouble, state="calm", switch_to=at.other.id)
-    assert at.operations.service.serving.id == serving
+    assert at.executor.service.serving.id == serving
     at.tick(state="calm", switch_to=at.other.id)
-    assert at.operations.service.serving.id == at.other.id
+    assert at.executor.service.serving.id == at.other.id
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -61,7 +61,7 @@ def test_a_dark_street_with_cars_is_something_to_go_by(
 def test_a_dark_street_with_cars_is_given_its_regime(desk: Callable[..., Desk]) -> None:
     at = desk("detect")
     at.tick("blind", telling=1, state="calm", switch_to=at.other.id)
-    assert at.operations.service.serving.id == at.other.id
+    assert at.executor.service.serving.id == at.other.id
 
 
 def test_frames_collected_by_day_do_not_count_in_the_dark(
@@ -70,7 +70,7 @@ def test_frames_collected_by_day_do_not_count_in_the_dark(
     """Frames of another view count neither as a sign that something is seen nor as a cure."""
     at = desk("detect")
     begun: list[str] = []
-    monkeypatch.setattr(at.gathering, "restart", lambda: begun.append("afresh"))
+    monkeypatch.setattr(at.gathering, "restart", lambda **_: begun.append("afresh"))
     at.tick(telling=5, state="calm", serving_db=9.0)
     assert at.tick("blind", telling=5, times=1) == ""
     assert len(begun) == 1
@@ -83,7 +83,7 @@ def test_frames_collected_by_day_do_not_count_in_the_dark(
 
 def test_no_regime_is_switched_to_that_another_camera_would_be_left_by(desk: Callable[..., Desk]) -> None:
     at = desk()
-    serving, wanted = at.operations.service.serving.id, at.other.id
+    serving, wanted = at.executor.service.serving.id, at.other.id
     assert at.state.drift is not None
     faithful = replace(at.state.settled, interval=Interval(0.95, 0.93, 0.97, 200))
     calm = replace(at.state, settled=faithful, drift=replace(at.state.drift, state="calm", serving_db=0.5))
@@ -91,7 +91,7 @@ def test_no_regime_is_switched_to_that_another_camera_would_be_left_by(desk: Cal
     asks = replace(calm, drift=replace(calm.drift, switch_to=wanted, serving_db=9.0))
     left = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 9.0}))
     suited = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 1.0}))
-    at.operations.tick({"yard": asks, "hall": left})
-    assert at.operations.service.serving.id == serving
-    at.operations.tick({"yard": asks, "hall": suited})
-    assert at.operations.service.serving.id == wanted
+    at.executor.tick({"yard": asks, "hall": left})
+    assert at.executor.service.serving.id == serving
+    at.executor.tick({"yard": asks, "hall": suited})
+    assert at.executor.service.serving.id == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from operations_bench import Desk, desk
+from executor_bench import Desk, desk
 
 from agent.monitoring.audit import Mismatch
 
@@ -16,11 +16,11 @@ FOUND = Mismatch(50.0, "out", 3.0, 50.0, "camera", 7, 0.7, "conv1")
 
 def found_by_an_earlier_process(at: Desk, is_answered: bool) -> list[str]:
     """Return what is called once a job makes up for it."""
-    pipeline, answers = cast("Any", at.operations.pipeline), list[str]()
+    pipeline, answers = cast("Any", at.executor.pipeline), list[str]()
     pipeline.mismatch, pipeline.open_mismatch = FOUND, None if is_answered else FOUND
     pipeline.answer_mismatch = lambda: answers.append("answered")
     at.events.clear()
-    at.operations.start(0)
+    at.executor.start(0)
     return answers
 
 
@@ -30,11 +30,11 @@ def test_a_mismatch_that_the_process_before_could_not_act_on_is_reported_and_sta
     at = desk()
     answers = found_by_an_earlier_process(at, is_answered=False)
     assert [line.split()[0] for line in at.events].count("reference") == 1
-    assert at.operations.config.observe.reference == "onnxruntime"
+    assert at.executor.config.observe.reference == "onnxruntime"
     assert answers == []
     at.tick()
-    assert at.operations.job is not None
-    assert (at.operations.job.trigger, answers) == ("reference", ["answered"])
+    assert at.executor.state.job is not None
+    assert (at.executor.state.job.kind.trigger, answers) == ("reference", ["answered"])
 
 
 def test_a_mismatch_that_was_answered_is_no_news(desk: Callable[..., Desk]) -> None:
@@ -42,5 +42,5 @@ def test_a_mismatch_that_was_answered_is_no_news(desk: Callable[..., Desk]) -> N
     assert found_by_an_earlier_process(at, is_answered=True) == []
     at.tick()
     assert "reference" not in [line.split()[0] for line in at.events]
-    assert at.operations.job is not None
-    assert at.operations.job.trigger != "reference"
+    assert at.executor.state.job is not None
+    assert at.executor.state.job.kind.trigger != "reference"

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from device import carry_out
 from turned_clock import TurnedClock
 
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult, SnapshotArgs
 from agent.daemon.handlers import BoardHandlers
@@ -18,22 +18,21 @@ FRAME = SimpleNamespace(id=7, ts=1.5, image=np.zeros((8, 16, 3), np.uint8))
 
 
 class Board:
-    """The parts of a board that its handlers use. allowed: privacy.snapshot."""
+    """The parts of a board that its handlers use."""
 
-    def __init__(self, allowed: bool = True, frame: Any = FRAME) -> None:
+    def __init__(self, frame: Any = FRAME) -> None:
         self.pictures: list[bytes] = []
-        settings = SimpleNamespace(config=SimpleNamespace(privacy=SimpleNamespace(snapshot=allowed)))
         link = SimpleNamespace(send_snapshot=self.pictures.append)
         newest = SimpleNamespace(frame=frame) if frame is not None else None
         pipeline: Any = SimpleNamespace(feeds={"gate": SimpleNamespace(newest=newest)})
         self.clock = TurnedClock()
         self._handlers = BoardHandlers(
-            cast(Any, settings), pipeline, cast(Any, link), lambda _reason: None, clock=self.clock
+            cast(Any, None), pipeline, cast(Any, link), lambda _reason: None, clock=self.clock
         )
 
     def snapshot(self) -> CommandResult:
         results: list[CommandResult] = []
-        self._handlers.handlers["snapshot"](SnapshotArgs(), CommandProgress("c1", results.append))
+        carry_out(self._handlers, "snapshot", SnapshotArgs(), results.append)
         return results[-1]
 
     def refusal(self) -> str:
@@ -52,12 +51,6 @@ def test_at_most_one_picture_a_second_is_sent() -> None:
     board.clock.turn(0.2)
     assert board.snapshot().status == "SUCCEEDED"
     assert len(board.pictures) == 2
-
-
-def test_no_picture_is_sent_without_the_owners_permission() -> None:
-    board = Board(allowed=False)
-    assert board.refusal() == "command.privacy"
-    assert not board.pictures
 
 
 def test_there_is_no_picture_before_the_first_frame() -> None:

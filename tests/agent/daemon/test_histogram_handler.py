@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from device import carry_out
 from merge_bench import calibration_of, counted, frames_of, merged_calibration, service_with
 
-from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.config import PrivacyConfig
 from agent.contract.commands import CommandResult, HistogramsArgs
@@ -25,18 +25,18 @@ CALIBRATION = calibration_of(counted(frames_of(0)))
 class Board:
     """A board whose link keeps what is sent."""
 
-    def __init__(self, calibration: Calibration | None = CALIBRATION, histograms: bool = True) -> None:
+    def __init__(self, calibration: Calibration | None = CALIBRATION) -> None:
         self.sent: list[tuple[Upload, list[int], OnChunk]] = []
         self.results: list[CommandResult] = []
         posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         link = SimpleNamespace(send_histograms=self._send)
         self._service = service_with(calibration)
-        privacy = PrivacyConfig(histograms=histograms)
-        self._handler = HistogramUpload(privacy, self._service, cast(MqttLink, link), posted.put).start
+        self._handlers = HistogramUpload(self._service, cast(MqttLink, link), posted.put)
         self._posted = posted
 
     def ask(self, **args: object) -> CommandResult:
-        self._handler(HistogramsArgs(**args), CommandProgress(f"c{len(self.results)}", self.results.append))  # type: ignore[arg-type]  # a dict of all fields
+        args_of = HistogramsArgs.model_validate(args)
+        carry_out(self._handlers, "histograms", args_of, self.results.append, f"c{len(self.results)}")
         return self.results[-1]
 
     def report(self, left: int, refusal: str = "") -> CommandResult:
@@ -81,7 +81,6 @@ def test_only_what_is_missing_of_the_same_upload_is_sent_again() -> None:
 @pytest.mark.parametrize(
     ("board", "code"),
     [
-        (Board(histograms=False), "command.privacy"),
         (Board(None), "command.histograms"),
         (Board(merged_calibration(CALIBRATION)), "command.histograms"),
     ],

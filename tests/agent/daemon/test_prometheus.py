@@ -10,7 +10,7 @@ from typing import Any, cast
 import psutil
 import pytest
 from brokers import RealBroker, Watcher
-from operations_bench import Desk, desk
+from executor_bench import Desk, desk
 from prometheus_client.core import Metric
 from prometheus_values import scrape
 from promtool import Fixed, metrics_server, promtool
@@ -48,16 +48,16 @@ def test_values_are_those_of_the_state(desk: Callable[..., Desk], monkeypatch: p
     assert at.state.drift is not None
     state = replace(at.state, drift=replace(at.state.drift, state="warning"), fidelity=Interval(0.9, 0.75, 0.95, 40))
     states, metrics = {"gate": state, "yard": replace(state, outage="observer.thread")}, DaemonMetrics()
-    monkeypatch.setattr(at.operations.pipeline.observer, "states", lambda: states)
-    monkeypatch.setattr(at.operations.pipeline, "feeds", {}, raising=False)
-    metrics.set_source(at.operations, None)
+    monkeypatch.setattr(at.executor.pipeline.observer, "states", lambda: states)
+    monkeypatch.setattr(at.executor.pipeline, "feeds", {}, raising=False)
+    metrics.set_source(at.executor, None)
     families = list(metrics.collect())
     assert _samples(families, "tared_mqtt_connected") == {(): 0.0}
     assert not _samples(families, "tared_mqtt_outbox_bytes")
     outbox = SimpleNamespace(oldest_s=1.5, size_bytes=2048)
     for connected in (False, True):
         link = SimpleNamespace(connected=connected, drops={"outbox": 2}, outbox=outbox)
-        metrics.set_source(at.operations, cast(Any, link))
+        metrics.set_source(at.executor, cast(Any, link))
         families = list(metrics.collect())
         assert _samples(families, "tared_mqtt_connected") == {(): float(connected)}
     assert _samples(families, "tared_mqtt_outbox_oldest_seconds") == {(): 1.5}

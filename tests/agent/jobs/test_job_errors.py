@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device import carry_out
 from job_bench import JobDeskBench
 
 from agent.collection.collection import SharedCollection
 from agent.common.errors import AgentError
-from agent.jobs import recalibration
+from agent.contract.commands import CancelArgs, CommandResult
+from agent.core.state import JobState
+from agent.daemon.handlers import EngineHandlers
+from agent.jobs import workshop
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
-from agent.jobs.job import JobJournal, JobState
+from agent.jobs.job import JobJournal
 from agent.models.engine_service import EngineService
 from agent.serving.trial import TrialEvents
 from calibrate.errors import CalibrationError
@@ -61,12 +65,8 @@ FAULTS = {
     "no room": Fault("store.room", StoreCleaner, "ensure_room", EngineError("store.room", "none", "some", "free some")),
     "too hot to start": Fault("headroom.delay", Headroom, "reason_to_wait", AgentError("headroom.delay", "", "", "")),
     "too hot to go on": Fault("headroom.pause", Headroom, "reason_to_pause", AgentError("headroom.pause", "", "", "")),
-    "the frames cannot be written": Fault("recalibration.disk", recalibration, "write_job", FULL),
-    "no process": Fault("recalibration.child", recalibration, "JobProcess", OSError(errno.EAGAIN, "no more")),
-    "the clock of the child": Fault(
-        "recalibration.timeout", recalibration.SupervisedChild, "tick", AgentError("recalibration.timeout", "a", "b",
-        "c")
-    ),
+    "the frames cannot be written": Fault("recalibration.disk", workshop, "write_job", FULL),
+    "no process": Fault("recalibration.child", workshop, "JobProcess", OSError(errno.EAGAIN, "no more")),
     "the candidate's engine": Fault("engine.fails", EngineService, "load", ENGINE_FAILS),
     "the candidate's calibration": Fault(
         "calibration.model", EngineService, "load", CalibrationError("calibration.model", "a", "b", "c")
@@ -110,7 +110,7 @@ def test_a_state_that_cannot_be_journaled_is_not_begun(
     before = job_desk.service.serving.id
     refuse(monkeypatch, state, refusal)
     job_desk.recalibrate(steps=("PLANNING", "BUILDING", "VALIDATING"))
-    check(job_desk, tmp_path / "state", before, "journal.write", JOURNALED[state])
+    check(job_desk, tmp_path / "state", before, "state.write", JOURNALED[state])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_end_that_cannot_be_journaled_is_reported_all_the_same(
     job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, end: str, written: str
 ) -> None:
     """The next start finds it out, from what was written last."""
-    pipeline: Any = job_desk.operations.pipeline
+    pipeline: Any = job_desk.executor.pipeline
     refuse(monkeypatch, end, REFUSALS[0])
     with monkeypatch.context() as patch:
         if end == "ROLLED_BACK":
@@ -134,7 +134,9 @@ def test_an_end_that_cannot_be_journaled_is_reported_all_the_same(
         elif end == "CANCELLED":
             patch.setattr(SharedCollection, "counts", (0, 0))
         job_desk.recalibrate(JobOutcome(error=ENGINE_FAILS) if end == "FAILED" else None)
-        assert job_desk.operations.cancel() is (end == "CANCELLED")
+        answers: list[CommandResult] = []
+        carry_out(EngineHandlers(job_desk.executor), "cancel", CancelArgs(), answers.append, "cancel")
+        assert (answers[-1].status == "SUCCEEDED") is (end == "CANCELLED")
     (final,) = job_desk.finals()
     assert final.status == ("SUCCEEDED" if end == "COMMITTED" else "FAILED")
     assert job_desk.journal.records()[-1].state.value == written
@@ -158,10 +160,10 @@ def test_an_observer_that_fails_while_frames_are_collected(
     with monkeypatch.context() as patch:
         patch.setattr(SharedCollection, "counts", (0, 0))
         job_desk.recalibrate()
-        assert job_desk.operations.job is not None
-        assert job_desk.operations.job.state is JobState.COLLECTING
+        assert job_desk.executor.state.job is not None
+        assert job_desk.executor.state.job.state is JobState.COLLECTING
         job_desk.clock.turn(1e6)
-        job_desk.operations.tick({"camera": replace(job_desk.state, outage="observer.run")})
+        job_desk.executor.tick({"camera": replace(job_desk.state, outage="observer.run")})
     check(job_desk, tmp_path / "state", before, "recalibration.timeout", "FAILED")
 
 
@@ -198,8 +200,8 @@ def check(job_desk: JobDeskBench, state_dir: Path, serves: str, code: str, end: 
     assert (final.status, final.error.code if final.error else None) == ("FAILED", code)
     assert [each.state.value for each in job_desk.journal.records()] == ([end] if end else [])
     assert job_desk.service.serving.id == serves
-    assert job_desk.operations.job is None
-    assert not job_desk.operations.swap.is_active
+    assert job_desk.executor.state.job is None
+    assert job_desk.executor.state.trial is None
     assert job_desk.left(state_dir) == []
     job_desk.recalibrate()
     assert job_desk.finals()[-1].status == "SUCCEEDED", job_desk.finals()

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from device import NOW, Device, payload
-from operations_bench import Desk, ask, desk, refuse_journal
+from executor_bench import Desk, ask, desk, refuse_journal
+from kept import kept_in
 from turned_clock import TurnedClock
-from unexpected import unexpected
 
 from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
+from agent.core import facts as fact
+from agent.core.kinds import Scheduled
+from agent.core.state import JobState
 from agent.daemon.status import StatusReporter
-from agent.jobs.job import JobJournal, JobState
+from agent.jobs.headroom import Headroom
+from agent.jobs.job import JobJournal
 from agent.jobs.recovery import CrashRecovery
 from agent.uplink.reporter import Reporter
 
 __all__ = ["desk"]  # the fixture
+
+
+def advance(at: Desk, step: str, percent: int) -> None:
+    """The job's child has come so far."""
+    assert at.executor.state.job is not None
+    at.executor.take(fact.ChildAdvanced(at.executor.state.job.id, step, percent))
 
 
 def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
@@ -35,7 +46,7 @@ def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
     for command in ("c1", "c2"):
         sent = [result for result in at.results if result.id == command]
         assert [sent[0].status, sent[1].step, sent[-1].status] == ["ACCEPTED", "COLLECTING", "FAILED"]
-    (job,) = at.operations._registry.journal.records()
+    (job,) = at.executor.journal.records()
     assert (job.command_ids, job.state) == (("c1", "c2"), JobState.CANCELLED)
     assert ask(at, "c4", 64), "a new one, once that is over"
 
@@ -43,37 +54,40 @@ def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
 def test_a_job_that_has_its_frames_is_not_joined(desk: Callable[..., Desk]) -> None:
     at = desk()
     assert ask(at, "c1", 64)
-    job = at.operations.jobs.job
-    assert job is not None
-    at.operations.jobs._advance(job, "CALIBRATING", 40)
+    advance(at, "CALIBRATING", 40)
     assert not ask(at, "c2", 64)
 
 
 def test_a_frame_path_that_fails_fails_the_job(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
     at = desk()
     assert ask(at, "c1")
-    monkeypatch.setattr(at.operations.pipeline, "error", OSError("no engine"), raising=False)
-    at.operations.stop("the source has ended")
-    (record,) = at.operations._registry.journal.records()
+    monkeypatch.setattr(at.executor.pipeline, "error", OSError("no engine"), raising=False)
+    at.executor.stop("the source has ended")
+    (record,) = at.executor.journal.records()
     assert record.state is JobState.FAILED
     assert record.error is not None
     assert record.error.code == "swap.stopped"
     assert "no engine" in record.error.found
 
 
-def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(desk: Callable[..., Desk]) -> None:
+def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = desk()
     assert ask(at, "c1")
-    jobs, interval = at.operations.jobs, SimpleNamespace(n=0)
+    interval = SimpleNamespace(n=0)
     feed = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
-    cast(Any, at.operations.pipeline).feeds = {"camera": feed}
-    readings = StatusReporter(at.operations, None)
-    assert jobs.job is not None
+    cast(Any, at.executor.pipeline).feeds = {"camera": feed}
+    readings = StatusReporter(at.executor, None)
     shown = []
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
-        jobs._advance(jobs.job, step, percent)
+        advance(at, step, percent)
         shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
-    jobs.job.tracker.report_waiting("thermal zone at 80 C")
+    monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "thermal zone at 80 C")
+    assert at.executor.state.job is not None
+    working = replace(at.executor.state.job, child_since_s=at.clock.monotonic_s())
+    at.executor.state = replace(at.executor.state, job=working)
+    at.tick()
     shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
     steps = [
         ("COLLECTING", 0),
@@ -92,30 +106,30 @@ def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(desk: Cal
 def test_a_step_that_cannot_follow_ends_the_job_alone(desk: Callable[..., Desk], step: str) -> None:
     at = desk()
     assert ask(at, "c1")
-    job = at.operations.jobs.job
-    assert job is not None
-    at.operations.jobs._advance(job, "BUILDING", 50)
-    assert job.tracker.as_dict()["percent"] == 50
-    at.operations.jobs._advance(job, step, 60)
+    advance(at, "BUILDING", 50)
+    assert at.executor.state.job is not None
+    assert at.executor.state.job.as_dict()["percent"] == 50
+    advance(at, step, 60)
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "recalibration.child"
-    assert at.operations.job is None
-    assert at.operations._registry.journal.records()[-1].state is JobState.FAILED
+    assert at.executor.state.job is None
+    assert at.executor.journal.records()[-1].state is JobState.FAILED
 
 
 def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:
     now = time.strftime("%H:%M", time.localtime(TurnedClock().wall_s()))
     at = desk(schedule=[now], cooldown_s=0.0, raise_precision=False)
     at.tick()
-    job = at.operations.job
+    job = at.executor.state.job
     assert job is not None
-    assert (job.trigger, job.request["due"][-5:]) == ("schedule", now)
+    assert isinstance(job.kind, Scheduled)
+    assert job.kind.due[-5:] == now
     at.cancel()
     at.tick()
-    assert at.operations.job is None
+    assert at.executor.state.job is None
     again = desk(schedule=[now], cooldown_s=0.0, raise_precision=False)
     again.tick()
-    assert again.operations.job is None, "the journal knows"
+    assert again.executor.state.job is None, "the journal knows"
 
 
 @pytest.mark.parametrize(
@@ -132,21 +146,21 @@ def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:
 def test_a_job_whose_process_is_gone_is_concluded_once(
     tmp_path: Path, trigger: str, states: list[JobState], end: JobState
 ) -> None:
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
+    journal = JobJournal(kept_in(tmp_path))
     journal.start("a", trigger, {"content": "now"}, ["c1", "c2"])
     for state in states:
         journal.enter("a", state, artefact="0123" if state is JobState.PROBATION else None)
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     (tmp_path / "current").symlink_to("artefacts/0123" if trigger == "current" else "artefacts/4567")
     reporter = Reporter(None, Birth(agent_version="0"))
-    past = CrashRecovery(tmp_path, reporter)
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), reporter)
     assert past.command_results == []
     concluded = past.end_unfinished_jobs("now")
     assert journal.records()[0].state is end
     assert concluded.rolled_back == (end is JobState.ROLLED_BACK)
     status = "SUCCEEDED" if end is JobState.COMMITTED else "FAILED"
     assert [(result.id, result.status) for result in concluded.results] == [("c1", status), ("c2", status)]
-    later = CrashRecovery(tmp_path, reporter)
+    later = CrashRecovery(tmp_path, kept_in(tmp_path), reporter)
     assert (later.command_results, later.end_unfinished_jobs("now").results) == (concluded.results, [])
 
 
@@ -161,33 +175,35 @@ def test_a_job_whose_process_is_gone_is_concluded_once(
 def test_a_rollback_of_what_was_on_probation_is_concluded_with_it(
     tmp_path: Path, current: str, ends: list[JobState], rolled_back: int
 ) -> None:
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
+    journal = JobJournal(kept_in(tmp_path))
     for job, trigger, artefact in (("a", "command", "0123"), ("b", "rollback", "4567")):
         journal.start(job, trigger, {}, [job])
         journal.enter(job, JobState.PROBATION, artefact=artefact)
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     if current:
         (tmp_path / "current").symlink_to(f"artefacts/{current}")
-    concluded = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).end_unfinished_jobs("now")
+    concluded = CrashRecovery(
+        tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0"))
+    ).end_unfinished_jobs("now")
     assert [record.state for record in journal.records()] == ends
     assert concluded.rolled_back == rolled_back
 
 
 def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_another_ends(tmp_path: Path) -> None:
     reporter = Reporter(None, Birth(agent_version="0"))
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
-    assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
+    journal = JobJournal(kept_in(tmp_path))
+    assert not CrashRecovery(tmp_path, kept_in(tmp_path), reporter).rebuild_interrupted
     journal.start("a", "runtime", {}, [])
     journal.enter("a", JobState.BUILDING)
-    past = CrashRecovery(tmp_path, reporter)
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), reporter)
     assert past.rebuild_interrupted
     past.end_unfinished_jobs("")
     journal.start("b", "command", {}, [])
     journal.enter("b", JobState.CANCELLED)
-    assert CrashRecovery(tmp_path, reporter).rebuild_interrupted
+    assert CrashRecovery(tmp_path, kept_in(tmp_path), reporter).rebuild_interrupted
     journal.start("c", "runtime", {}, [])
     journal.enter("c", JobState.FAILED, error=AgentError("artefact.runtime", "an engine", "another", "build it"))
-    assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
+    assert not CrashRecovery(tmp_path, kept_in(tmp_path), reporter).rebuild_interrupted
 
 
 @pytest.mark.parametrize(("instead_of", "end"), [("4567", JobState.FAILED), ("0123", JobState.COMMITTED)])
@@ -195,14 +211,14 @@ def test_a_rebuild_for_another_runtime_that_became_current_was_committed(
     tmp_path: Path, instead_of: str, end: JobState
 ) -> None:
     """Else the next change of the runtime would be built at no start."""
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
+    journal = JobJournal(kept_in(tmp_path))
     journal.start("a", "runtime", {"instead_of": instead_of}, [])
     journal.enter("a", JobState.BUILDING)
     (tmp_path / "current").symlink_to("artefacts/4567")
-    past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0")))
     past.end_unfinished_jobs("")
     assert journal.records()[0].state is end
-    assert CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (
+    assert CrashRecovery(tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (
         end is JobState.FAILED
     )
 
@@ -224,7 +240,7 @@ def test_a_command_that_an_earlier_process_carried_out_is_answered_and_not_repea
 def test_the_job_of_a_rebuild_ends_though_its_first_step_cannot_be_journaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool, end: JobState
 ) -> None:
-    past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0")))
     with monkeypatch.context() as patched:
         if refuses:
             refuse_journal(patched, "enter")

@@ -7,61 +7,55 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations_bench import Desk, ask, desk, refuse_journal
+from device import carry_out
+from executor_bench import Desk, ask, desk, refuse_journal
 
 from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
-from agent.contract.commands import CommandResult
+from agent.contract.commands import CancelArgs, CommandResult
+from agent.core import facts as fact
+from agent.daemon.handlers import EngineHandlers
+from agent.jobs import workshop
 from agent.jobs.child_process import JobOutcome
-from agent.jobs.job import Job
 from agent.serving.trial import Probation
 
 __all__ = ["desk"]  # the fixture
 
 
-def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+def tries(at: Desk) -> list[dict[str, Any]]:
+    """The trials of models so far, by what was requested."""
+    return [dict(record.request) for record in at.executor.journal.records() if record.trigger == "model"]
+
+
+def changes(at: Desk, content: str = "another content") -> None:
+    """The model's file has another content."""
+    at.executor.take(fact.ModelChanged(content))
+
+
+def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk]) -> None:
     at = desk()
     assert ask(at, "c1")
-    built: list[Any] = []
-    monkeypatch.setattr(at.operations.jobs, "start", lambda job: built.append(job.tracker))
-    at.operations.new_model.content_changed("another content")
+    changes(at)
     at.tick()
     at.tick()
     assert at.results[-1].error is not None
     assert "superseded by a newer model" in at.results[-1].error.message
-    (report,) = built
-    assert (report.trigger, report.request) == ("model", {"content": "another content"})
-
-
-def found_model(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A new content of the model's file is there; the reports of its trials."""
-    built: list[Any] = []
-    start = at.operations.jobs.start
-
-    def build(job: Job) -> None:
-        if job.tracker.trigger == "model":
-            built.append(job.tracker)
-        start(job)
-
-    monkeypatch.setattr(at.operations.jobs, "start", build)
-    monkeypatch.setattr(at.operations.jobs, "tick", lambda: None)
-    at.operations.new_model.content_changed("another content")
-    return built
+    assert tries(at) == [{"content": "another content"}]
 
 
 def test_a_model_that_the_journal_takes_no_job_for_is_tried_later(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = desk()
-    built = found_model(at, monkeypatch)
+    changes(at)
     with monkeypatch.context() as patched:
         refuse_journal(patched)
         at.tick()
-        assert built == []
+        assert tries(at) == []
     at.clock.turn(60.0)
     at.tick()
-    assert len(built) == 1
+    assert len(tries(at)) == 1
 
 
 @pytest.mark.parametrize(
@@ -73,25 +67,30 @@ def test_a_model_that_the_journal_takes_no_job_for_is_tried_later(
     ],
 )
 def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
-    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch, code: str, reported: str, trials: int
+    desk: Callable[..., Desk], code: str, reported: str, trials: int
 ) -> None:
     """Without a code the job is abandoned, as by an operator's rollback."""
     at = desk()
-    built = found_model(at, monkeypatch)
+    changes(at)
     at.tick()
-    job = at.operations.jobs.job
-    assert job is not None
     if code:
-        at.operations.jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
+        at.finish(JobOutcome(error=AgentError(code, "", "", "")))
     else:
         at.cancel()
     assert any(reported in line for line in at.events)
     at.tick()
-    assert len(built) == 1
+    assert len(tries(at)) == 1
     at.clock.turn(60.0)
     at.cancel()  # what else has begun meanwhile
     at.tick()
-    assert len(built) == trials
+    assert len(tries(at)) == trials
+
+
+def cancel(at: Desk) -> None:
+    """Cancel by command."""
+    answers: list[CommandResult] = []
+    carry_out(EngineHandlers(at.executor), "cancel", CancelArgs(), answers.append, "cancel")
+    assert answers[-1].status == "SUCCEEDED"
 
 
 class Delivered:
@@ -107,17 +106,14 @@ class Delivered:
         self.lasts = True  # a probation
         staged = StagedModel(self.part, self.served, CommandProgress("m1", self.results.append), self._take_up)
         staged.stage(0)
-        at.operations.new_model.deliver(staged)
+        at.executor.try_model(staged)
         self.file = staged.file
 
     def _take_up(self) -> None:
         self.taken_up += 1
 
     def ends(self, **outcome: Any) -> None:
-        job = self.at.operations.jobs.job
-        assert job is not None
-        assert (job.staged.file if job.staged is not None else None) == self.file
-        self.at.operations.jobs._finish(job, JobOutcome(**outcome))
+        self.at.finish(JobOutcome(**outcome))
         self.at.tick()
 
     def builds(self) -> None:
@@ -132,7 +128,6 @@ class Delivered:
 @pytest.fixture
 def delivered(desk: Callable[..., Desk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Delivered:
     at = desk()
-    found_model(at, monkeypatch)
     model = Delivered(at, tmp_path)
     monkeypatch.setattr(Probation, "is_finished", property(lambda _: not model.lasts))
     return model
@@ -141,13 +136,14 @@ def delivered(desk: Callable[..., Desk], tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_delivered_model_takes_its_place_only_once_the_job_has_passed_it(delivered: Delivered) -> None:
     delivered.at.tick()
     delivered.builds()
-    assert delivered.at.operations.swap.candidate is not None, "it answers live frames"
+    assert delivered.at.executor.state.candidate is not None, "it answers live frames"
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"before", 0)
     delivered.passes_probation()
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"new", 1)
-    tried = delivered.at.operations.new_model
-    tried.content_changed(tried._content)  # the watch has seen it
-    assert tried.needs_new_run
+    model = delivered.at.executor.state.model
+    assert model is not None
+    changes(delivered.at, model.content)  # the watch has seen it
+    assert delivered.at.executor.state.needs_new_run
     assert delivered.at.service.store.target("current") != delivered.at.raised.id, "that of today's model"
     assert not delivered.results[-1].final, "the next run reports it, with the job's end"
 
@@ -161,18 +157,19 @@ def test_a_delivered_model_that_the_job_refuses_leaves_what_serves(delivered: De
     assert (delivered.file.exists(), delivered.part.exists()) == (False, kept)
     delivered.at.clock.turn(60.0)
     delivered.at.tick()
-    assert not delivered.at.operations.new_model._is_untried, "the next try is the sender's"
+    assert delivered.at.executor.state.model is None, "the next try is the sender's"
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_delivered_model_is_cancelled_before_its_trial_and_in_it(delivered: Delivered, begun: bool) -> None:
     if begun:
         delivered.at.tick()
-    assert delivered.at.operations.cancel()
+    cancel(delivered.at)
     assert delivered.results[-1].error is not None
     assert "the operator cancels it" in delivered.results[-1].error.message
     delivered.at.tick()
-    assert delivered.at.operations.jobs.job is None or delivered.at.operations.jobs.job.tracker.trigger != "model"
+    job = delivered.at.executor.state.job
+    assert job is None or job.kind.trigger != "model"
     assert not delivered.file.exists()
     assert delivered.served.read_bytes() == b"before"
 
@@ -184,7 +181,7 @@ def test_a_place_that_refuses_fails_the_job(delivered: Delivered) -> None:
     delivered.builds()
     delivered.passes_probation()
     assert delivered.results[-1].status == "FAILED"
-    assert delivered.at.operations.new_model.needs_new_run, "with the model that is there"
+    assert delivered.at.executor.state.needs_new_run, "with the model that is there"
 
 
 @pytest.mark.parametrize("code", ["probation.output", "model.answers"])
@@ -198,28 +195,27 @@ def test_a_delivered_model_that_needs_consent_or_fails_on_live_frames_is_not_tri
         delivered.ends(error=error)
     else:
         delivered.builds()
-        delivered.at.operations.pipeline.loop.roll_back(error)
+        delivered.at.executor.pipeline.loop.roll_back(error)
         delivered.at.tick()
     assert delivered.results[-1].error is not None
     assert delivered.results[-1].error.code == code
     assert (delivered.served.read_bytes(), delivered.part.exists(), delivered.file.exists()) == (b"before", True, False)
-    tried = delivered.at.operations.new_model
     delivered.at.clock.turn(60.0)
     delivered.at.tick()
-    assert not tried._is_untried
-    assert not tried.needs_new_run
+    assert delivered.at.executor.state.model is None
+    assert not delivered.at.executor.state.needs_new_run
 
 
-def test_the_owners_consent_reaches_the_job(delivered: Delivered) -> None:
-    delivered.at.operations.new_model.drop("another is sent")
+def test_the_owners_consent_reaches_the_job(delivered: Delivered, monkeypatch: pytest.MonkeyPatch) -> None:
     staged = StagedModel(delivered.part, delivered.served, CommandProgress("m2", lambda _: None), lambda: None, True)
     staged.stage(0)
-    delivered.at.operations.new_model.deliver(staged)
-    delivered.at.tick()
-    job = delivered.at.operations.jobs.job
-    assert job is not None
-    assert job.staged is not None
-    assert job.staged.accepted
+    accepted: list[bool] = []
+    monkeypatch.setattr(workshop, "write_reference_job", lambda *job: accepted.append(job[-1]))
+    monkeypatch.setattr(workshop, "JobProcess", lambda *_, **__: None)
+    delivered.at.executor.try_model(staged)
+    for _ in range(3):
+        delivered.at.tick()
+    assert accepted == [True]
 
 
 @pytest.mark.parametrize("end", ["another", "the former", "cancelled"])
@@ -230,19 +226,17 @@ def test_a_model_on_probation_that_is_superseded_is_taken_back_and_never_committ
     at = delivered.at
     delivered.at.tick()
     delivered.builds()
-    assert at.operations.swap.candidate is not None
+    assert at.executor.state.candidate is not None
     if end == "cancelled":
-        assert at.operations.cancel()
-    elif end == "another":
-        at.operations.new_model.content_changed("a newer content")
+        cancel(at)
     else:
-        at.operations.new_model.drop("the former serves again")
-        at.operations.new_model.content_changed("")
-    assert at.operations.swap.candidate is None
+        changes(at, "a newer content")
+    if end == "the former":
+        changes(at, "")
+    assert at.executor.state.candidate is None
     delivered.passes_probation()
-    assert not at.operations.new_model.needs_new_run
+    assert not at.executor.state.needs_new_run
     assert (delivered.served.read_bytes(), delivered.results[-1].status) == (b"before", "FAILED")
     at.tick()
-    job = at.operations.jobs.job
-    tried_next = job is not None and job.tracker.request == {"content": "a newer content"}
+    tried_next = {"content": "a newer content"} in tries(at)
     assert tried_next is (end == "another")

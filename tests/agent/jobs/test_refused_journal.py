@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from operations_bench import Desk, desk, refuse_journal
+from executor_bench import Desk, desk, refuse_journal
 
-from agent.common.errors import AgentError
 from agent.jobs.job import JobJournal
 from agent.models.engine_service import LoadedEngine
 from engines.store.artefact import Artefact
@@ -23,17 +23,17 @@ def test_a_job_that_the_journal_does_not_take_is_none_of_the_days(
     refuse_journal(monkeypatch)
     for _ in range(3):
         at.tick()
-    assert len([line for line in at.events if "journal.write" in line]) == 1, "no try within a minute"
+    assert len([line for line in at.events if "state.write" in line]) == 1, "no try within a minute"
     for _ in range(3):
         at.clock.turn(60.0)
         at.tick()
     monkeypatch.setattr(JobJournal, "start", begin)
     at.clock.turn(60.0)
     at.tick()
-    assert at.operations.job is not None
+    assert at.executor.state.job is not None
     at.cancel()
     at.tick()
-    assert at.operations.job is None, "one a day"
+    assert at.executor.state.job is None, "one a day"
 
 
 def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
@@ -41,14 +41,16 @@ def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
 ) -> None:
     at = desk(raised_serves=True)
     closed = closings(at, monkeypatch)
-    monkeypatch.setattr(at.operations.regimes, "forget", pytest.fail)
-    monkeypatch.setattr(at.operations._attempts, "forbid", pytest.fail)
+    monkeypatch.setattr(at.executor.watch.regimes, "forget", pytest.fail)
+    before = at.executor.state.memory
     refuse_journal(monkeypatch)
-    with pytest.raises(AgentError, match=r"journal\.write"):
-        at.roll_back()
+    at.roll_back()
+    error = at.results[-1].error
+    assert error is not None
+    assert error.code == "state.write"
     assert closed == [at.int8.id]
-    assert at.operations._limits.may_start
-    assert not at.operations.swap.is_active
+    assert at.executor.state.memory == before
+    assert (at.executor.state.job, at.executor.state.pending) == (None, None)
 
 
 def test_a_switch_that_the_journal_does_not_take_is_none(
@@ -57,10 +59,12 @@ def test_a_switch_that_the_journal_does_not_take_is_none(
     at = desk()
     closed = closings(at, monkeypatch)
     refuse_journal(monkeypatch)
-    with pytest.raises(AgentError, match=r"journal\.write"):
-        at.operations._switch(at.raised.id)
+    before = at.executor.state.memory
+    assert at.state.drift is not None
+    at.tick(drift=replace(at.state.drift, switch_to=at.raised.id))
     assert closed == [at.raised.id]
-    assert at.operations._limits.may_switch
+    assert at.service.serving.id == at.int8.id
+    assert at.executor.state.memory == before
 
 
 def closings(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -12,7 +12,7 @@ from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, obse
 from zoo import residual_net
 
 from agent.common.errors import AgentError
-from agent.control.triggers import is_low
+from agent.core.due import is_low
 from agent.models.build import build_artefact
 from agent.models.model import Model, tap_weights
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions

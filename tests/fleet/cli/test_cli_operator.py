@@ -16,19 +16,14 @@ from device import TOPICS
 from rich.console import Console
 
 from agent.common.errors import AgentError
-from agent.contract.commands import OPS, Release
+from agent.contract.commands import Release
 from agent.contract.messages import Birth
 from agent.contract.signing import Keyring
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.receive_queue import Arrival
-from fleet.cli import operator as cli_fleet
 from fleet.cli.main import main
 from fleet.operator import new_command
 from fleet.views import watch as watching
-
-
-def test_help_names_every_op() -> None:
-    assert ", ".join(OPS) == cli_fleet._OPS
 
 
 def test_keys_are_made_and_sign_a_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,8 @@ from agent.cli.main import make_parser
 from agent.common.latency import LoopSample
 from agent.contract import commands, messages
 from agent.contract.messages import Birth, Document, Status
-from agent.control.summary import Alarm, CameraSummary, JobSummary, Rollback, RunSummary, Score, Swap
+from agent.control.summary import Alarm, CameraSummary, Rollback, RunSummary, Score, Swap
+from agent.jobs.ledger import JobSummary
 from agent.monitoring.estimates import Estimate
 from agent.vision.answer import MatchCounts
 from calibrate.statistics.evidence import Interval

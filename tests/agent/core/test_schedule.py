@@ -13,7 +13,7 @@ from worlds import SPEC
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config
-from agent.control.triggers import Schedule
+from agent.core.due import scheduled
 
 
 @pytest.fixture(autouse=True)
@@ -31,19 +31,18 @@ def at(text: str) -> float:
     return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M"))
 
 
-def answers(schedule: Schedule, *times: float) -> list[str]:
+def answers(schedule: list[str], *times: float) -> list[str]:
     """Return the times that are due, each answered at once."""
-    found = []
+    found: list[str] = []
     for now_s in times:
-        due = schedule.due(now_s)
+        due = scheduled(schedule, found, now_s)
         if due:
             found.append(due)
-            schedule.mark_answered(due)
     return found
 
 
 def test_each_time_of_each_day_counts_once() -> None:
-    schedule = Schedule(["03:00", "15:30"])
+    schedule = ["03:00", "15:30"]
     begin_s = at("2026-06-01 00:00")
     minutes = (begin_s + 60.0 * minute for minute in range(2 * 24 * 60))
     assert answers(schedule, *minutes) == [
@@ -53,12 +52,12 @@ def test_each_time_of_each_day_counts_once() -> None:
 
 @pytest.mark.parametrize(("now", "due"), [("02:59", ""), ("03:00", "03:00"), ("03:59", "03:00"), ("04:00", "")])
 def test_a_time_is_made_up_for_within_the_hour(now: str, due: str) -> None:
-    assert Schedule(["03:00"]).due(at(f"2026-06-01 {now}")) == (due and f"2026-06-01 {due}")
+    assert scheduled(["03:00"], (), at(f"2026-06-01 {now}")) == (due and f"2026-06-01 {due}")
 
 
 @pytest.mark.parametrize("evening", ["2026-06-01", "2026-03-29", "2026-10-25"], ids=["a day", "23 h", "25 h"])
 def test_an_evenings_time_may_wait_until_after_midnight(evening: str) -> None:
-    assert Schedule(["23:45"]).due(at(f"{evening} 23:45") + 45 * 60.0) == f"{evening} 23:45"
+    assert scheduled(["23:45"], (), at(f"{evening} 23:45") + 45 * 60.0) == f"{evening} 23:45"
 
 
 @pytest.mark.parametrize(
@@ -71,17 +70,17 @@ def test_an_evenings_time_may_wait_until_after_midnight(evening: str) -> None:
     ids=["set back", "set forward", "far ahead, then set"],
 )
 def test_a_clock_that_is_set_brings_no_time_twice_and_blocks_none(times: list[str], due: list[str]) -> None:
-    given = answers(Schedule(["03:00"]), *(at(f"2026-{each}") for each in times))
+    given = answers(["03:00"], *(at(f"2026-{each}") for each in times))
     assert given == [f"2026-{each}" for each in due]
 
 
 def test_a_clock_that_was_never_set_starts_nothing() -> None:
-    schedule = Schedule(["01:00"])
-    assert schedule.due(at("1970-01-01 01:10")) == schedule.due(at("2024-12-31 01:10")) == ""
+    for year in ("1970-01-01", "2024-12-31"):
+        assert scheduled(["01:00"], (), at(f"{year} 01:10")) == ""
 
 
 def test_summer_time_leaves_no_time_out_and_brings_none_twice() -> None:
-    schedule = Schedule(["02:30"])
+    schedule = ["02:30"]
     spring_s, autumn_s = at("2026-03-28 12:00"), at("2026-10-24 12:00")
     for begin_s in (spring_s, autumn_s):
         minutes = (begin_s + 60.0 * minute for minute in range(24 * 60))

@@ -11,8 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from agent.jobs.job import JobJournal, JobRegistry
-from agent.jobs.limits import AutomationLimits
+from agent.config import Config
+from agent.control.upkeep import StoreUpkeep
+from agent.core.actions import MakeRoom
+from agent.models.engine_service import EngineService
 from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
 from engines.store import files as staging
@@ -138,9 +140,11 @@ def test_the_artefacts_that_make_room_are_reported(store: Store, disk: Callable[
     disk(4 * size(artefacts[0].path))
     events: list[dict[str, Any]] = []
     reporter = SimpleNamespace(event=lambda kind, **detail: events.append({"kind": kind, **detail}))
-    cleaner = StoreCleaner(store, 3, size(artefacts[0].path))
-    limits, journal = cast(AutomationLimits, None), cast(JobJournal, None)
-    JobRegistry(cast(Reporter, reporter), journal, limits, cleaner, dict).make_room()
+    settings = SimpleNamespace(store=SimpleNamespace(keep=3, reserve_bytes=size(artefacts[0].path)))
+    service = SimpleNamespace(store=store, serving=artefacts[2])
+    StoreUpkeep(cast(Config, settings), cast(EngineService, service), cast(Reporter, reporter), list).make_room(
+        MakeRoom()
+    )
     assert [(event["kind"], event["state"], event["removed"]) for event in events] == [
         ("store", "tidied", [artefacts[0].id])
     ]

@@ -1,4 +1,4 @@
-"""Operations over a store and jobs without a camera or a child process."""
+"""Executor over a store and jobs without a camera or a child process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
+from device import carry_out
+from kept import kept_in
 from raising_world import COLLAPSES, collapsing_net, config_in, observer_state, observing
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
@@ -25,8 +27,11 @@ from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.contract.messages import Birth
-from agent.control.operations import Operations
-from agent.daemon.handlers import engine_handlers
+from agent.control.executor import Executor
+from agent.core import facts as fact
+from agent.core.kinds import RaisedPrecision
+from agent.daemon.handlers import EngineHandlers
+from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobJournal
 from agent.models.build import build_artefact
 from agent.models.engine_service import EngineService
@@ -43,9 +48,9 @@ from engines.store.artefact import Artefact, Store
 
 @dataclass
 class Desk:
-    """Operations on a store of two engines: one all in INT8, and one that was raised from it, which serves."""
+    """Executor on a store of two engines: one all in INT8, and one that was raised from it, which serves."""
 
-    operations: Operations
+    executor: Executor
     service: EngineService
     int8: Artefact
     raised: Artefact
@@ -56,20 +61,23 @@ class Desk:
 
     def tick(self, **changes: Any) -> None:
         """Show the state of a camera with low fidelity, but for these changes."""
-        self.operations.tick({"camera": replace(self.state, **changes)})
+        self.executor.tick({"camera": replace(self.state, **changes)})
 
     @property
     def rung(self) -> int | None:
         """The rung of the running job."""
-        job = self.operations.jobs.job
-        return job.raising.rung if job is not None and job.raising is not None else None
+        job = self.executor.state.job
+        return job.kind.rung if job is not None and isinstance(job.kind, RaisedPrecision) else None
 
     def cancel(self) -> None:
-        self.operations.stop("the test goes on")
+        self.executor.stop("the test goes on")
+
+    def finish(self, outcome: JobOutcome) -> None:
+        """The child of the running job has ended so."""
+        finish(self.executor, outcome)
 
     def roll_back(self) -> None:
-        rollback = engine_handlers(self.operations)["rollback"]
-        rollback(RollbackArgs(), CommandProgress("c1", self.results.append))
+        carry_out(EngineHandlers(self.executor), "rollback", RollbackArgs(), self.results.append)
 
 
 class Loop:
@@ -122,28 +130,29 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append(f"{kind} {detail}"))
         state = observer_state(config)
         clock = TurnedClock()
-        operations = operations_on(config, service, observing(config, state), reporter, live, clock)
+        executor = executor_on(config, service, observing(config, state), reporter, live, clock)
         int8, raised = artefacts
-        return Desk(operations, service, int8, raised, events, state, clock)
+        return Desk(executor, service, int8, raised, events, state, clock)
 
     return make
 
 
-def operations_on(
+def executor_on(
     config: Config,
     service: EngineService,
     observer: SimpleNamespace,
     reporter: Reporter,
     live: bool = True,
     clock: Clock = SYSTEM_CLOCK,
-) -> Operations:
-    """Start operations on a frame path without frames; functions for the main thread run at once."""
+) -> Executor:
+    """Start an executor on a frame path without frames; functions for the main thread run at once."""
     pipeline = SimpleNamespace(is_live=live, observer=observer, last_ts=0.0, **frame_path())
-    journal = JobJournal(config.state_dir / "jobs.sqlite", unexpected)
+    state = kept_in(config.state_dir)
     run: RunInMainThread = lambda function: function()  # noqa: E731  (its type is a callable's)
-    operations = Operations(config, service, cast(Pipeline, pipeline), reporter, run, journal, clock=clock)
-    operations.start(0)
-    return operations
+    journal = JobJournal(state)
+    executor = Executor(config, service, cast(Pipeline, pipeline), reporter, run, journal, state, clock=clock)
+    executor.start(0)
+    return executor
 
 
 def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
@@ -165,13 +174,27 @@ def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
 
 
 def ask(at: Desk, command: str, frames: int | None = None) -> bool:
-    return at.operations.recalibrate(CommandProgress(command, at.results.append), RecalibrateArgs(frames=frames))
+    """Ask for a recalibration; return whether a job carries it out."""
+    progress = CommandProgress(command, at.results.append)
+    at.executor.recalibrate(progress, RecalibrateArgs(frames=frames))
+    return not progress.latest.final
+
+
+def finish(executor: Executor, outcome: JobOutcome) -> None:
+    job = executor.state.job
+    assert job is not None
+    executor.take(fact.ChildEnded(job.id, str(outcome.artefact or ""), outcome.verdict, outcome.error))
+
+
+def roll_back_often(executor: Executor, times: int = 3) -> None:
+    """Candidates have been rolled back so often today."""
+    executor.take(fact.Started(times))
 
 
 def refuse_journal(monkeypatch: pytest.MonkeyPatch, write: str = "start") -> None:
     """Let no job be journaled, or with `enter` no state of one."""
 
     def refuse(*_: object, **__: object) -> None:
-        raise AgentError("journal.write", "a full disk", "", "")
+        raise AgentError("state.write", "a full disk", "", "")
 
     monkeypatch.setattr(JobJournal, write, refuse)

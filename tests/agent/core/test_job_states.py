@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from agent.jobs.job import JobState
+from agent.core.state import JobState
 
 STATES = tuple(JobState)
 PATH = STATES[: STATES.index(JobState.COMMITTED)]  # all but the ends, in order
