@@ -223,7 +223,9 @@ class StateStore:
         path = database.path
         if not _is_missing(path):
             self._has_been_there = True
-            if is_regular(path) and path.stat().st_size == 0:
+            with database.translating_errors(access):
+                is_empty = is_regular(path) and path.stat().st_size == 0
+            if is_empty:
                 raise self._repair("it is empty")
         elif self._has_been_there:
             raise self._repair("it is gone")
