@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,10 +60,11 @@ class LatencyHistogram:
         per_octave = np.cumsum(self._counts().reshape(_OCTAVES, _BUCKETS_PER_OCTAVE).sum(axis=1))
         return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _REPORTED_OCTAVES]
 
-    def clear(self) -> None:
-        self._sorted[:] = 0
-        self._newest.clear()
-        self.sum_ns = 0
+    def copy(self) -> LatencyHistogram:
+        """Return a histogram of the durations so far, which no other thread changes."""
+        copy = LatencyHistogram()
+        copy.sum_ns, copy._sorted = self.sum_ns, self._counts().copy()
+        return copy
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,20 @@ class LoopSample:
 
 @dataclass(frozen=True)
 class LoopTotals:
-    """The loop since its meter started; latency_buckets: (upper bound in s, frames that were not slower)."""
+    """What a meter has counted over some seconds. A few microseconds make it; the figures are computed when asked for.
+
+    latency: Of the frames; nothing is added to it any more.
+    """
 
     frames: int
     dropped: Mapping[str, int]
-    latency_buckets: Sequence[tuple[float, int]]
-    latency_sum_s: float
+    seconds: float
+    latency: LatencyHistogram
+
+    def sample(self) -> LoopSample:
+        """Return frame rate and percentiles."""
+        p50_ms, p99_ms = self.latency.percentile_ms(50.0), self.latency.percentile_ms(99.0)
+        return LoopSample(self.frames, self.dropped, self.frames / max(self.seconds, 1e-9), p50_ms, p99_ms)
 
 
 class LoopMeter:
@@ -117,23 +126,19 @@ class LoopMeter:
             self._latency.add(latency_ns)
 
     def totals(self) -> LoopTotals:
-        """Return what was counted since the last sample, without starting a new stretch."""
+        """Return the stretch since the last sample, which goes on."""
         with self._lock:
-            dropped = Counter(self._dropped()) - self._dropped_before
-            return LoopTotals(self._frames, dropped, self._latency.cumulative_counts(), self._latency.sum_ns / 1e9)
+            return self._totals(Counter(self._dropped()), self._latency.copy())
 
     def sample(self) -> LoopSample:
         """Return the stretch since the last sample, and start a new one."""
         with self._lock:
-            now_s = self._clock.monotonic_s()
             dropped = Counter(self._dropped())
-            sample = LoopSample(
-                self._frames,
-                dropped - self._dropped_before,
-                self._frames / max(now_s - self._since_s, 1e-9),
-                self._latency.percentile_ms(50.0),
-                self._latency.percentile_ms(99.0),
-            )
-            self._latency.clear()
-            self._frames, self._dropped_before, self._since_s = 0, dropped, now_s
-            return sample
+            stretch = self._totals(dropped, self._latency)
+            self._latency, self._frames, self._dropped_before = LatencyHistogram(), 0, dropped
+            self._since_s += stretch.seconds
+        return stretch.sample()
+
+    def _totals(self, dropped: Counter[str], latency: LatencyHistogram) -> LoopTotals:
+        seconds = self._clock.monotonic_s() - self._since_s
+        return LoopTotals(self._frames, dropped - self._dropped_before, seconds, latency)

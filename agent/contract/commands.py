@@ -131,15 +131,7 @@ class Labels(Document):
 
 
 class StatusArgs(Strict):
-    """`status`: report what the device is doing.
-
-    Result: `engine`, `backend`, `degraded`, `degraded_reason`, `held_back`, `held_back_code`, `raised` (more layers are
-    float than planned), `frames`, `regimes` (their number), `regime_artefacts`, `policy`, `policies`, `observer`,
-    `automatic`, `stopped_by`, `job` and `preview`.
-
-    It also has `camera`, `up`, `lost`, `fidelity`, `fidelity_hour`, `accuracy`, `drift` and `view` of the least
-    faithful camera. Of several cameras `cameras` has the same for each.
-    """
+    """`status`: report what the device is doing. The result is a document BoardStatus."""
 
 
 class RecalibrateArgs(Strict):

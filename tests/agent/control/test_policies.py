@@ -64,11 +64,11 @@ def test_a_policy_is_kept_over_restarts_taken_over_and_removed(kept: Kept) -> No
     assert kept.policies.summary("night") == {**whole, "masks": 1}
     kept.set(artefact="day", like="night")
     kept.set(score_threshold=0.5)
-    assert kept.policies.summaries() == {"night": {"score_threshold": 0.5}, "day": {**whole, "masks": 1}}
+    assert kept.policies.summaries == {"night": {"score_threshold": 0.5}, "day": {**whole, "masks": 1}}
     kept.set(clear=True)
-    assert [*kept.open().summaries()] == ["day"]
+    assert [*kept.open().summaries] == ["day"]
     assert kept.policies.keep_only({"night"})
-    assert (kept.open().summaries(), kept.policies.keep_only(set()), kept.errors) == ({}, False, [])
+    assert (kept.open().summaries, kept.policies.keep_only(set()), kept.errors) == ({}, False, [])
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_a_policy_is_kept_over_restarts_taken_over_and_removed(kept: Kept) -> No
 )  # fmt: skip
 def test_a_damaged_file_costs_itself_alone_and_is_reported(kept: Kept, content: str) -> None:
     kept.path.write_text(content)
-    assert kept.open().summaries() == {}
+    assert kept.open().summaries == {}
     assert [error.code for error in kept.errors] == ["policies.damaged"]
     kept.set(score_threshold=0.4)
-    assert [*kept.open().summaries()] == ["night"]
+    assert [*kept.open().summaries] == ["night"]
     kept.path.write_text('{"schema": 2}')
     with pytest.raises(AgentError, match=r"policies\.schema"):
         kept.open()
@@ -184,4 +184,4 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
     policies.set(PolicyArgs(artefact="0" * 16, score_threshold=0.5))
     at.executor.state = replace(at.executor.state, is_untidy=True)
     at.tick()
-    assert [*policies.summaries()] == [at.raised.id]
+    assert [*policies.summaries] == [at.raised.id]
