@@ -6,6 +6,8 @@ from pydantic import Field, JsonValue
 
 from agent.contract.messages import Accuracy, Bounds, Document, FidelityReport
 
+_IN_TELEMETRY = {"state", "e_value", "gain_db", "serving_db", "clipping_share", "gain"}  # fields of DriftStatus
+
 
 class DriftStatus(Document):
     """How far the scene has left the calibration in service. Gains are of the latest block, 0 until one is judged.
@@ -35,6 +37,10 @@ class DriftStatus(Document):
     closely: bool
     gains_db: dict[str, float]
     gain: Bounds | None
+
+    def in_telemetry(self, tolerance_db: float) -> dict[str, JsonValue]:
+        """Return what telemetry has of it. tolerance_db: Gain from which an alarm is raised."""
+        return {**self.model_dump(include=_IN_TELEMETRY), "tolerance_db": tolerance_db}
 
 
 class CameraStatus(Document):

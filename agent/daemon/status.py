@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import JsonValue
-
 from agent.contract.board_status import BoardStatus, CameraStatus, DriftStatus, JobStatus, PreviewStatus
 from agent.contract.messages import (
     Accuracy,
@@ -26,9 +24,6 @@ from agent.monitoring.drift import DriftState
 from agent.monitoring.history import HistoryRow
 from agent.monitoring.observer import PREPARING
 from calibrate.statistics.evidence import Interval
-
-# Fields of DriftState in telemetry: serving_db is the gain over the served engine, gain_db that over the best regime.
-_DRIFT_KEYS = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
 
 
 def status_of(board: BoardSnapshot) -> BoardStatus:
@@ -140,7 +135,7 @@ def _camera(name: str, camera: CameraSnapshot) -> CameraStatus:
         fidelity=Bounds(**asdict(state.fidelity)),
         fidelity_hour=FidelityReport(**state.fidelity_hour.as_dict()),
         accuracy=Accuracy(**camera.accuracy.as_dict()),
-        drift=DriftStatus(**asdict(state.drift)) if state.drift is not None else None,
+        drift=_drift(state.drift) if state.drift is not None else None,
         view=(state.view.trouble or "good") if camera.is_up else None,  # unknown while there are no frames
     )
 
@@ -181,7 +176,7 @@ def _sample(board: BoardSnapshot, camera: CameraSnapshot) -> CameraTelemetry:
         dropped=dict(served.dropped),
         latency_ms=Latency(p50=served.p50_ms, p99=served.p99_ms),
         published_ms=Latency(p50=published.p50_ms, p99=published.p99_ms) if published and published.frames else None,
-        drift=_drift(state.drift, board.tolerance_db) if state.drift and observed else {},
+        drift=_drift(state.drift).in_telemetry(board.tolerance_db) if state.drift and observed else {},
         fidelity=FidelityReport(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
         fidelity_hour=FidelityReport(**hour.as_dict()) if hour.interval.n and observed else None,
         accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
@@ -191,9 +186,8 @@ def _sample(board: BoardSnapshot, camera: CameraSnapshot) -> CameraTelemetry:
     )
 
 
-def _drift(drift: DriftState, tolerance_db: float) -> dict[str, JsonValue]:
-    shown = {key: getattr(drift, key) for key in _DRIFT_KEYS}
-    return {**shown, "gain": asdict(drift.gain) if drift.gain is not None else None, "tolerance_db": tolerance_db}
+def _drift(drift: DriftState) -> DriftStatus:
+    return DriftStatus(**asdict(drift))
 
 
 def _rounded(interval: Interval) -> tuple[float, float, float]:
