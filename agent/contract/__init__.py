@@ -5,8 +5,8 @@ Boards and the fleet share it. Reading order, with the names that other packages
 1. `topics`      Topics, check_name, may_reply_to: which topic carries what
 2. `wire`        read_object, MessageError, describe_errors: from bytes to a JSON object, within limits
 3. `messages`    Document, Status, Birth, Telemetry, Event, Dropped, Ack ...: what boards publish
-4. `commands`    Command, OPS, CommandResult, Desired, Reported, Release, Labels ...: what boards are sent, and answer
-5. `board_status`  BoardStatus, CameraStatus, DriftStatus, JobStatus, PreviewStatus: the answer to `status`
+4. `board_status`  BoardStatus, CameraStatus, DriftStatus, JobStatus, PreviewStatus: the answer to `status`
+5. `commands`    Command, OPS, CommandResult, Desired, Reported, Release, Labels ...: what boards are sent, and answer
 6. `signing`     Signer, Keyring, new_key: who may send it
 7. `histograms`  Facts, Upload, read_upload, write_upload: a calibration's histograms, whole and in chunks
 

@@ -6,7 +6,7 @@ from pydantic import Field, JsonValue
 
 from agent.contract.messages import Accuracy, Bounds, Document, FidelityReport
 
-_IN_TELEMETRY = {"state", "e_value", "gain_db", "serving_db", "clipping_share", "gain"}  # fields of DriftStatus
+_IN_TELEMETRY = ("state", "e_value", "gain_db", "serving_db", "clipping_share", "gain")  # fields of DriftStatus
 
 
 class DriftStatus(Document):
@@ -40,7 +40,8 @@ class DriftStatus(Document):
 
     def in_telemetry(self, tolerance_db: float) -> dict[str, JsonValue]:
         """Return what telemetry has of it. tolerance_db: Gain from which an alarm is raised."""
-        return {**self.model_dump(include=_IN_TELEMETRY), "tolerance_db": tolerance_db}
+        document = self.model_dump()
+        return {**{key: document[key] for key in _IN_TELEMETRY}, "tolerance_db": tolerance_db}
 
 
 class CameraStatus(Document):
@@ -100,7 +101,9 @@ class PreviewStatus(Document):
 
 
 class BoardStatus(CameraStatus):
-    """The state of the board. The fields of CameraStatus are those of the least faithful camera.
+    """The state of the board. It has the fields of the least faithful camera, too.
+
+    Fields without a value are null. Only `cameras`, and `waits` of the job, are left out.
 
     Args:
         engine: Id of the artefact in service.
@@ -135,13 +138,16 @@ class BoardStatus(CameraStatus):
     regimes: int
     regime_artefacts: list[str]
     policy: dict[str, JsonValue] | None
-    policies: dict[str, dict[str, JsonValue]]
+    policies: dict[str, JsonValue]
     observer: str
     automatic: bool
     stopped_by: str
     job: JobStatus | None
     preview: PreviewStatus | None
 
+    def to_json(self) -> bytes:
+        return self.model_dump_json(exclude_unset=True).encode()
+
     def as_result(self) -> dict[str, JsonValue]:
-        """Return the result of `status`: fields without a value are null, those that were not given are absent."""
+        """Return the result of the command. Fields that were not given are left out."""
         return self.model_dump(exclude_unset=True)

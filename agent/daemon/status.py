@@ -44,7 +44,7 @@ def status_of(board: BoardSnapshot) -> BoardStatus:
         regimes=len(board.regimes),
         regime_artefacts=[*board.regimes],
         policy=board.policies.get(board.serving),
-        policies=dict(board.policies),
+        policies={**board.policies},
         observer=board.cameras[worst].state.outage or "observing",
         automatic=not board.stopped_by,
         stopped_by=board.stopped_by,

@@ -184,11 +184,12 @@ def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
 
 def snapshot_of(executor: Executor, states: CameraStates) -> BoardSnapshot:
     """Return the board while its observer has found this."""
-    executor.pipeline.observer.states, before = (lambda: states), executor.pipeline.observer.states  # type: ignore[method-assign]
+    observer = cast(Any, executor.pipeline.observer)
+    before, observer.states = observer.states, lambda: states
     try:
         return take_snapshot(executor)
     finally:
-        executor.pipeline.observer.states = before  # type: ignore[method-assign]
+        observer.states = before
 
 
 def ask(at: Desk, command: str, frames: int | None = None) -> bool:

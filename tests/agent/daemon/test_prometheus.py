@@ -24,6 +24,7 @@ from agent.daemon.prometheus import DaemonMetrics
 from agent.uplink.reporter import EventCounts
 from calibrate.statistics.evidence import Interval
 
+
 @pytest.mark.trial
 @pytest.mark.broker
 def test_without_a_port_nothing_listens(calibrated_world: World, any_broker: RealBroker) -> None:
