@@ -66,7 +66,7 @@ def frames_to_name(answers: Answers, run: int) -> int | None:
     for frame, (served, right) in enumerate(chance.choice(answers, _FAULT_AT + _WITHIN).tolist()):
         is_lost = frame >= _FAULT_AT and served == right == fault and chance.random() < _LOST
         answer = (fault + 1) % _CLASSES if is_lost else served
-        losses.add(frame, float(frame), Classification(answer, 1.0), Classification(right, 1.0))
+        losses.add(frame, float(frame), [(right, answer)])
         if losses.lost:
             return frame - _FAULT_AT if frame >= _FAULT_AT and losses.lost[0].class_id == fault else None
     return None
@@ -77,7 +77,7 @@ def names_for_nothing(answers: Answers, days: int, seed: int) -> int:
     losses, chance = ClassLosses(_PERIOD_S, 1.0), np.random.default_rng(seed)
     for day in track(range(days), "days", console=Console(stderr=True)):
         for frame, (served, right) in enumerate(chance.choice(answers, _DAY_FRAMES).tolist(), day * _DAY_FRAMES):
-            losses.add(frame, float(frame), Classification(served, 1.0), Classification(right, 1.0))
+            losses.add(frame, float(frame), [(right, served)])
     return len(losses.lost)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from agent.vision.registry import TASKS
+from agent.vision.registry import task_class
 from agent.vision.tasks.pose import COCO_SIGMAS
 from benchmarks.models import DATA, MODELS, UNIT
 
@@ -81,7 +81,7 @@ def prepare(name: str, folder: Path) -> TaskModel:
     """
     recipe = RECIPES[name]
     decoder, task = recipe.spec.get("decoder"), recipe.spec["task"]
-    if decoder is not None and decoder not in TASKS[task].decoders:
+    if decoder is not None and decoder not in task_class(task).decoders:
         raise LookupError(f"task {task} has no decoder '{decoder}'")
     spec = folder / f"{name}.yaml"
     spec.write_text(yaml.safe_dump({**recipe.spec, "path": str(DATA / recipe.spec["path"])}))

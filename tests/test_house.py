@@ -7,11 +7,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
 
-from agent.vision.registry import TASKS
+from agent.vision.answer import Answer
+from agent.vision.registry import TASKS, task_class
 
 PRODUCT = ("agent", "calibrate", "engines", "fleet")
 MAP = ROOT / "docs" / "contributing" / "architecture.md"
@@ -29,7 +31,6 @@ TASK_HOMES = (
     "agent/vision/registry.py",
     "agent/inspection/spec_guess.py",
 )
-ANSWERS = {"Detections", "Classification", "RawOutputs"}
 # `found` alone is a term: an error says what was found, what was expected, and the remedy.
 # `ConfusedPair.of` is a key of plan.json.
 KEPT = {"agent/validation/confusion.py: of"}
@@ -91,7 +92,19 @@ def test_names_are_those_of_the_field() -> None:
     assert idiom == KEPT
 
 
+def answer_classes(base: type[Any] = Answer) -> Iterator[str]:
+    """Yield the names of all answers that a task of tared's own has."""
+    for each in base.__subclasses__():
+        if each.__module__.startswith("agent."):
+            yield each.__name__
+            yield from answer_classes(each)
+
+
 def test_nothing_outside_the_tasks_asks_which_task_it_is() -> None:
+    for task in TASKS:
+        task_class(task)  # which imports its answers
+    answers = set(answer_classes())
+    assert {"Classification", "Poses", "OrientedBoxes", "DepthMap"} <= answers
     asked = []
     for path in modules():
         name = str(path.relative_to(ROOT))
@@ -101,9 +114,9 @@ def test_nothing_outside_the_tasks_asks_which_task_it_is() -> None:
             if isinstance(node, (ast.Compare, ast.Dict, ast.MatchValue)):
                 asking = node.keys if isinstance(node, ast.Dict) else ast.walk(node)
                 constants = (each.value for each in asking if isinstance(each, ast.Constant))
-                found = {each for each in constants if isinstance(each, str)} & TASKS.keys()
+                found = {each for each in constants if isinstance(each, str)} & set(TASKS)
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "type"}:
-                found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & ANSWERS
+                found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & answers
             else:
                 continue
             asked += [f"{name}:{node.lineno}"] if found else []

@@ -83,7 +83,8 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, ModelSpec]:
         labelling.read  the folder is another user's
         labelling.none  no frame was drawn
     """
-    from agent.labelling.store import LabelStore
+    from agent.common.console import say
+    from agent.labelling.store import KEPT_ASIDE, LabelStore
     from agent.models.model import open_model
     from agent.vision.tasks.opening import open_task
 
@@ -101,8 +102,10 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, ModelSpec]:
     if not exists:
         raise _none_drawn(f"no drawn frame in {config.state_dir}")
     store = LabelStore(config.state_dir, open_model(spec).sha256, spec.task)  # the hash is of the prepared graph
+    for task, labels in store.labels_of_other_tasks().items():
+        say(f"{labels} labels of task {task}: {KEPT_ASIDE}")
     if not store.frames():
-        raise _none_drawn(f"no drawn frame of {spec.path.name} in {config.state_dir}")
+        raise _none_drawn(f"no drawn frame of {spec.path.name} for task {spec.task} in {config.state_dir}")
     return store, spec
 
 

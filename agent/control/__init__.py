@@ -1,11 +1,13 @@
-"""Control: what the daemon decides, in the main thread.
+"""Control: carry out in the main thread what agent.core decides, and report it.
 
-Reading order: `operations` (the loop), `triggers` (which job is due), `swap` (from verdict to `current`), `events`.
+Reading order: `executor` (events in, actions out), `exchange` (from verdict to `current`), `watch`, `events`.
 
-operations   Operations: moves all of it on, and carries out the operator's commands
-triggers     Triggers, Schedule, Hindrance, is_low: which job is due; Triggers also decides that precision is raised
-swap         EngineSwap: what runs between an accepted verdict and `current`: trial, probation, commit or rollback
+executor     Executor: owns the state and the devices, and gathers facts
+exchange     EngineExchange: loads engines, has them tried, makes them current or takes them back
+watch        Watch: evidence, regimes and policies of the engine in service
+upkeep       StoreUpkeep: room in the artefact store
 events       StateChangeReporter: reports drift, low fidelity, trouble of a view
+policies     Policies: what the owner lets be shown of an engine's answers
 reasons      explain, Reasons: why the board is degraded, and what holds a job back
-summary      RunSummary, JobSummary, Swap, Rollback, Alarm, Period, Score, CameraSummary
+summary      RunSummary, Swap, Rollback, Alarm, Period, Score, CameraSummary
 """

@@ -133,7 +133,7 @@ class RaisedPrecision(Kind):
 
 @dataclass(frozen=True)
 class Requested(Kind):
-    """The operator's command `recalibrate`; None and 0 stand for what is configured.
+    """The operator's command `recalibrate`. None stands for what is configured.
 
     Args:
         frames: To collect.
@@ -167,7 +167,7 @@ class MergedCalibration(Kind):
 
 @dataclass(frozen=True)
 class NewModel(Kind):
-    """Another model. content: as `content_of` has it."""
+    """The model's file has other content, or a model was delivered. content: as `content_of` has it."""
 
     content: str
     trigger = Trigger.MODEL

@@ -2,8 +2,9 @@
 
 Reading order of inspect: `graph_facts` (what the graph shows), `graph_run` (what a run of it shows), `spec_guess`
 (what follows from both), `inspect` (the command). Of check: `alternatives` (the likeliest mistakes of a spec),
-`sureness` (how sure the model is, and when one spec counts as surer than another), `check` (the command: rounds of
-alternatives, a verdict, a table), `picture` (its PNG).
+`sureness` (how sure the model is, and when one spec counts as surer than another), `channel_values` (channels that are
+read as class scores and are none), `check` (the command: rounds of alternatives, a verdict, a table), `picture` (its
+PNG).
 
 Public names:
     inspect       inspect_model, spec_lines, write_spec, inspect_artefact, print_artefact_inspection

@@ -21,6 +21,7 @@ from agent.camera.source import parse_source
 from agent.common.console import progress
 from agent.common.table import tabulate
 from agent.inspection.alternatives import Alternative, alternatives, unchanged
+from agent.inspection.channel_values import unlike_scores
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
 from agent.inspection.spec_guess import Head, fitting_heads
@@ -134,6 +135,23 @@ class Check:
             and compare(surest.sureness, row.sureness, row.alternative.kinds[-1] == "resize") == "no difference"
         ]
 
+    def caption(self, row: Row) -> str:
+        """Return how sure the model is under one of `rows`, in words that say no more than the verdict.
+
+        A row's finding compares it with a round before; the verdict is about all rows.
+        """
+        figure = f"sureness {row.sureness.mean:.2f}"
+        if row.finding is None:
+            return figure
+        words: str = row.finding
+        if row is self.surest:
+            words = "the surest"
+        elif row.finding == "surer":
+            words = "as sure as the surest" if row in self.equals else "surer, but not the surest"
+        elif row.finding == "no difference":
+            words = "no difference beyond chance"
+        return f"{figure}: {words}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of `--json`."""
         rows = [
@@ -233,6 +251,7 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
     faults = [
         f"output '{name}' is not finite" for name, each in answers[0].outputs.items() if not np.isfinite(each).all()
     ]
+    faults += filter(None, [unlike_scores(spec, answers[0].outputs)])
     return Check(target, len(images), tuple(rows), surest, shown, answers, tuple(faults))
 
 

@@ -81,7 +81,8 @@ def _sheet(check: Check) -> Picture:
 
 
 def _heading(check: Check, width: int) -> Picture:
-    texts = [(check.verdict, _HEADING), *((line, _TEXT) for line in check.lines)]
+    notes = [f"! {fault}" for fault in check.faults] + check.lines
+    texts = [(check.verdict, _HEADING), *((note, _TEXT) for note in notes)]
     lines = [(line, size) for text, size in texts for line in _wrapped(text, width - 2 * _MARGIN_PX, size)]
     steps = [round(_LINE_PX * (1.5 if size == _HEADING else 1.0)) for _, size in lines]
     canvas = _blank(_MARGIN_PX + sum(steps), width)
@@ -115,7 +116,7 @@ def _answer_tile(check: Check, row: Row, answer: Answered, title: str) -> _Tile:
     picture = answer.prediction.drawn_into(check.frame, answer.geometry, spec, _fit(check.frame))
     if answer.classes:
         picture = _with_classes(scaled(check.frame, _fit(check.frame)), answer.classes)
-    note = f"sureness {row.sureness.mean:.2f}" + (f": {row.finding}" if row.finding else "")
+    note = check.caption(row)
     if not check.is_compared:
         note = "not judged" if open_task(spec).can_be_drawn else "not drawn: raw outputs"
     return _Tile(title, note, picture, stands_out=row is check.surest and row is not check.rows[0])
@@ -146,7 +147,6 @@ def _facts(check: Check) -> Picture:
     for name, shape, *figures in check.ranges:
         least, mean, largest = ("not finite" if figure is None else f"{figure:.4g}" for figure in figures)
         lines += [f"output {name}: {shape}", f"    {least} to {largest}, mean {mean}"]
-    lines += [f"! {fault}" for fault in check.faults]
     panel = _blank(len(lines) * _LINE_PX + 24, _TILE_PX)
     for index, line in enumerate(lines):
         _write(panel, _cut(line, 24), (12, 28 + index * _LINE_PX), _TEXT, _INK)

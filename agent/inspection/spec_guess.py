@@ -25,8 +25,7 @@ from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.registry import task_class
 from agent.vision.tasks.classify import class_count
-from agent.vision.tasks.maps import has_proportions
-from agent.vision.tasks.segment import class_axes
+from agent.vision.tasks.maps import find_maps, has_proportions
 from engines.graph.constant_inputs import box_size
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -106,6 +105,7 @@ _COARSEST_MAP = 8  # pixels of the image to one of a map of classes
 _PICTURE = 3  # channels
 # Joints of a body as data sets count them (AI Challenger, MPII, COCO, OpenPose, COCO-WholeBody), and points of a face.
 _BODIES = frozenset((14, 16, 17, 18, 133, 68, 98, 106))
+_FEWEST_POINTS, _MOST_POINTS = 3, 133
 _POINTS_NAME = re.compile("heat_?map|key_?point|pose|landmark", re.IGNORECASE)
 # MediaPipe's models by the length of their vector: a body with and without auxiliary points, a hand, a face.
 _LANDMARKS = {39 * 5: 39, 33 * 5: 33, 21 * 3: 21, 468 * 3: 468, 478 * 3: 478}
@@ -285,50 +285,109 @@ def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Ite
     rows, columns = output.closed[1] or 0, output.closed[2] or 0
     cells = {_cells(size, strides): strides for strides in (1, 2, 3, 4)}
     is_signed = _is_signed(facts)
-    if columns == 6 and _SUPPRESSING & facts.operators and rows not in cells:
-        reason = "6 columns, and the graph chooses the best rows itself; their order is Ultralytics'"
-        yield Head("detect", "end2end", "sure" if is_signed else "likely", reason)
+    anchored = [strides for count, strides in cells.items() if rows == _ANCHORS * count]
+    may_have_more = columns > 6 and columns not in cells and not anchored
+    if (columns == 6 or may_have_more) and _SUPPRESSING & facts.operators and rows not in cells:
+        yield from _chosen_rows(columns, is_signed)
     if {*output.made_by} <= _LINEAR:  # neither scores nor boxes are decoded: no decoder here reads that
         return
     is_alone = all(len(other.closed) != 4 for other in facts.outputs)  # beside masks it is no plain detector
     if rows in cells and columns > 5:
         yield from _cell_rows(output, cells[rows], columns)
-    anchored = [strides for count, strides in cells.items() if rows == _ANCHORS * count]
     if anchored and columns > 5:
         reason = f"{rows} rows: {_ANCHORS} anchors per cell, decoded"
-        yield Head("detect", "yolov5", "sure" if is_alone else "guess", reason, columns - 5)
+        if not is_signed:
+            reason += "; key points or an angle behind fewer classes would look the same, which no decoder here reads"
+        sureness: Sureness = "sure" if is_signed else "likely"
+        yield Head("detect", "yolov5", sureness if is_alone else "guess", reason, columns - 5)
     if 4 < rows < columns:
-        # Behind the classes there may be key points or the factors of masks: channels that look like classes.
+        # Behind the classes there may be what looks like more of them: the same number of channels fits several tasks.
         ends_in_classes = output.made_by[-1:] == ("Sigmoid",) and len({*output.made_by}) > 1
-        is_sure = is_alone and (is_signed or (columns in cells and ends_in_classes and len(facts.outputs) == 1))
+        is_decoded = columns in cells and ends_in_classes and "Conv" not in output.made_by
         reason = f"{rows} = 4 + {rows - 4} channels before {columns} places"
-        yield Head("detect", "yolov8", "sure" if is_sure else "guess", reason, rows - 4)
+        if not is_signed and is_alone:
+            reason += _looking_the_same(rows - 4)
+        sureness = "sure" if is_signed else "likely" if is_decoded and len(facts.outputs) == 1 else "guess"
+        yield Head("detect", "yolov8", sureness if is_alone else "guess", reason, rows - 4)
     if columns == 6:
         yield Head("detect", "end2end", "guess", "6 columns, in rows that are no cells of a grid")
 
 
-def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[Head]:
-    """Yield the readings of one table whose objects have more than a box: factors of masks, key points, an angle."""
-    flat = [output for output in facts.outputs if len(output.closed) == 3 and None not in output.closed]
+def _chosen_rows(columns: int, is_signed: bool) -> Iterator[Head]:
+    """Yield the readings of rows that the graph chooses itself: a box, its score and class, and what follows these."""
+    reason = f"{columns} columns, and the graph chooses the best rows itself; their order is Ultralytics'"
+    more, others = columns - 6, "classes of queries (detect, decoder rtdetr) would look the same"
+    if not more:
+        yield Head("detect", "end2end", "sure" if is_signed else "likely", reason)
+    elif more == 1:
+        yield Head("obb", "end2end", "guess", f"{reason}: an angle behind the class; {others}")
+    elif count := _points_in(more):
+        yield Head("pose", "end2end", "guess", f"{reason}: {count} key points; {others}", 0, count)
+
+
+def _looking_the_same(channels: int) -> str:
+    """Return the other meanings of channels that may be classes, and what to write for each."""
+    count = _points_in(channels - 1)
+    points = f"1 class and {count} key points (pose, keypoints: {count})" if count else "key points (pose, keypoints)"
+    angle = f"{channels - 1} classes and an angle (obb)" if channels > 1 else ""
+    return f"; {' or '.join(filter(None, (angle, points)))} would look the same: if so, write that task"
+
+
+def _points_in(values: int) -> int:
+    """Return how many key points have so many values, three or two each; 0 for no such number that objects have."""
+    counts = [values // each for each in (3, 2) if values % each == 0]
+    return next((count for count in counts if _FEWEST_POINTS <= count <= _MOST_POINTS), 0)
+
+
+class _Extras(NamedTuple):
+    """What objects have beside a box: how many columns, in words, and how many key points."""
+
+    columns: int
+    shown: str
+    keypoints: int = 0
+
+
+def _mask_factors(facts: GraphFacts, size: tuple[int, int]) -> _Extras:
+    """Return a factor for each prototype. Prototypes are coarse; a map of the input's size is another task."""
     maps = [output.closed[1:] for output in facts.outputs if len(output.closed) == 4]
-    keypoints, values = _keypoint_shape(facts) if task == "pose" else (0, 0)
-    extras = {"pose": keypoints * values, "obb": 1, "instance": 0}[task]
-    if task == "instance" and len(maps) == 1 and None not in maps[0] and has_proportions(maps[0][1:], size):
-        count, rows, _ = (side or 0 for side in maps[0])
-        extras = count if 2 * rows <= size[0] else 0  # prototypes are coarse; a map of the input's size is another task
+    if len(maps) != 1 or None in maps[0] or not has_proportions(maps[0][1:], size):
+        return _Extras(0, "")
+    count, rows, _ = (side or 0 for side in maps[0])
+    return _Extras(count if 2 * rows <= size[0] else 0, f"{count} factors of masks")
+
+
+def _point_values(facts: GraphFacts, size: tuple[int, int]) -> _Extras:
+    del size
+    keypoints, values = _keypoint_shape(facts)
+    return _Extras(keypoints * values, f"{keypoints} key points", keypoints)
+
+
+def _angle(facts: GraphFacts, size: tuple[int, int]) -> _Extras:
+    del facts, size
+    return _Extras(1, "an angle")
+
+
+_EXTRAS = {"instance": _mask_factors, "pose": _point_values, "obb": _angle}
+
+
+def _extended(facts: GraphFacts, size: tuple[int, int], task: str) -> Iterator[Head]:
+    """Yield the readings of one table whose objects have more than a box: factors of masks, key points, an angle.
+
+    The metadata say so, or there are prototypes, which masks alone have.
+    """
+    flat = [output for output in facts.outputs if len(output.closed) == 3 and None not in output.closed]
+    extras, shown, keypoints = _EXTRAS[task](facts, size)
     if len(flat) != 1 or not extras:
         return
     rows, columns = flat[0].closed[1] or 0, flat[0].closed[2] or 0
-    shown = {"pose": f"{keypoints} key points", "obb": "an angle", "instance": f"{extras} factors of masks"}[task]
-    is_said = "task" in facts.metadata
     if columns == 6 + extras:
         reason = f"{columns} columns: a box, its score and class, and {shown}"
-        yield Head(task, "end2end", "sure" if is_said else "likely", reason, 0, keypoints)
+        yield Head(task, "end2end", "sure", reason, 0, keypoints)
     elif 4 + extras < rows < columns:
         classes = rows - 4 - extras
         reason = f"{rows} = 4 + {classes} + {extras} channels before {columns} places: {shown}"
-        yield Head(task, "yolov8", "sure" if is_said else "likely", reason, classes, keypoints)
-    elif task == "instance" and columns > 5 + extras:
+        yield Head(task, "yolov8", "sure", reason, classes, keypoints)
+    elif "yolov5" in task_class(task).decoders and columns > 5 + extras:
         reason = f"{columns} columns: a box, an objectness, classes, and {shown}"
         yield Head(task, "yolov5", "likely", reason, columns - 5 - extras)
 
@@ -377,7 +436,7 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
 def _map(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
     """Yield the readings of a map of the image's proportions. A map of three channels may be a picture."""
     made_by = output.made_by
-    for axis in class_axes(output.closed[1:], size):
+    for _, axis in find_maps({output.name: output.closed[1:]}, size):
         sides = [side or 0 for at, side in enumerate(output.closed[1:]) if at != axis]
         channels = (output.closed[1:][axis] or 0) if axis is not None else 1
         if size[0] > _COARSEST_MAP * sides[0]:
@@ -400,6 +459,9 @@ def _one_value(facts: GraphFacts, is_fine: bool, made_by: tuple[str, ...]) -> It
     elif made_by[-1:] == ("Sigmoid",):
         others = "disparities (depth) or text (obb, decoder dbnet) would look the same"
         yield Head("segment", None, "likely", f"a map of one sigmoid: a mask; {others}", 1)
+    elif made_by[-1:] in (("Exp",), ("Softplus",)):
+        reason = "a map of one value that is always above zero: a depth; counts would look the same (raw)"
+        yield Head("depth", None, "guess", reason)
     elif not is_fine or facts.channels != _PICTURE:  # a count of people, or a grey picture for a grey picture
         return
     elif made_by[-1:] == ("Relu",):

@@ -1,19 +1,15 @@
-"""Jobs: from a trigger to an accepted candidate. A recalibration, a new model, a switch or a rollback is a job.
+"""Jobs: how they are kept, and how a child process does their work. agent.core decides about them.
 
-A job starts by itself if control.triggers has one due, AutomationLimits and RefusalMemory allow it, control.operations
-is idle, and the store has room. Its child process starts once Headroom allows.
+Reading order: `job` (the journal), `ledger`, `workshop`, `candidate` (the child process's work).
 
-Reading order: `job` (states, journal, tracker, registry), `recalibration` (the job's way), `candidate` (the
-child process's work). A job's states between "verdict" and "current" belong to agent.control.swap.
-
-job             JobState, JobJournal, JobRecord, JobTracker, Job, JobRegistry, MODEL, PROVEN, RUNTIME, TRIGGERS
-limits          AutomationLimits, PrecisionAttempts, ROLLBACK_LOOP
-refusal         RefusalMemory, Refusal, Attempt
-offline_queue   OfflineQueue, OfflineAttempt
-recalibration   Recalibration, CollectionWait, SupervisedChild
-headroom        Headroom
-new_model       NewModel
-recovery        CrashRecovery, RecoveryResult
+job             JobJournal, JobRecord: the journal of jobs
+ledger          JobLedger, JobSummary: journals and reports jobs, and answers their commands
+kept_memory     KeptMemory: what decisions remember over a restart
+fingerprints    settings_id, raising_id: what a candidate depends on
+offline_queue   OfflineQueue: the work that the owner has made offline
+workshop        Workshop, DeliveredModels: hands a job to a child process, and watches it
+headroom        Headroom: what the board can afford
+recovery        CrashRecovery, RecoveryResult: ends what a crashed process left unfinished
 
 The child process: `request` (JobRequest, write_job, write_reference_job) has what it works on. `child_process`
 (JobProcess, JobOutcome: both ends of the pipe) runs `background` (start_background), which runs `candidate` with low

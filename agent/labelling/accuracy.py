@@ -24,6 +24,7 @@ from agent.vision.answer import Hits
 from calibrate.statistics.evidence import Interval
 from calibrate.statistics.sampling import STRATA, Ratio, SampledTotals
 
+Score = tuple[float | None, Hits]  # the accuracy of an answer by the frame's label, and what of it is true
 _COUNTS = 5  # numbers of each engine: score, frames with a score, true positives, false positives, false negatives
 _DOUBT_ERROR = 1e-3  # the probability that sound labels are ever doubted, about
 _MOST_SKIPPED, _FEWEST_PASSED = 0.05, 20  # share of the frames, of so many at least
@@ -82,22 +83,41 @@ def _rounded(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in items}
 
 
+class FrameScores:
+    """The scores of labelled frames, each computed once for each label of the frame."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[float | None, list[Score]]] = {}  # by frame, with the time of its label
+
+    def get(self, frame: DrawnFrame) -> list[Score]:
+        """Return the score of the served answer and of the reference's."""
+        labelled_s, scores = self._kept.get(frame.id, (None, []))
+        if not scores or labelled_s != frame.labelled_s:
+            truth = frame.label
+            scores = [(each.accuracy(truth), each.hits(truth)) for each in (frame.served, frame.reference)]
+            self._kept[frame.id] = frame.labelled_s, scores
+        return scores
+
+
 def measured_accuracy(
     frames: Sequence[DrawnFrame],
     labels: Sequence[str] = (),
     counted: Mapping[Cell, Counted] | None = None,
+    scores: FrameScores | None = None,
 ) -> MeasuredAccuracy | None:
     """Return what drawn frames come to, in the order of their draws; None while none counts.
 
     Args:
         labels: The names of the model's classes.
         counted: Of all frames, drawn or not, by cell; None: nobody has counted.
+        scores: Those of an earlier call for these frames; None: each is scored now.
     """
+    scores = scores if scores is not None else FrameScores()
     passed = up_to_the_first_waiting(frames)
     labelled = [frame for frame in passed if frame.is_labelled]
     if not labelled:
         return None
-    compared = [_compared(frame) for frame in labelled]
+    compared = [scores.get(frame) for frame in labelled]
     classes = sorted({int(each) for pair in compared for _, hits in pair for each in (*hits.found, *hits.shown)})
     cells: dict[Cell, SampledTotals] = {}
     for frame, pair in zip(labelled, compared, strict=True):
@@ -130,12 +150,6 @@ def measured_accuracy(
             for group, number in enumerate(classes, 1)
         },
     )
-
-
-def _compared(frame: DrawnFrame) -> list[tuple[float | None, Hits]]:
-    """Return the score of the served answer and of the reference's by the frame's label, and what of each is true."""
-    truth = frame.label
-    return [(each.accuracy(truth), each.hits(truth)) for each in (frame.served, frame.reference)]
 
 
 def up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:

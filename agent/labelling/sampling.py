@@ -7,6 +7,7 @@ frames a week are drawn in the mean as the configuration says, and what the othe
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,8 +18,8 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.config import LabellingConfig
-from agent.labelling.accuracy import MeasuredAccuracy, measured_accuracy
-from agent.labelling.store import NOTHING_COUNTED, Cell, Counted, Draw, DrawnFrame, LabelStore
+from agent.labelling.accuracy import FrameScores, MeasuredAccuracy, measured_accuracy
+from agent.labelling.store import KEPT_ASIDE, NOTHING_COUNTED, Cell, Counted, Draw, DrawnFrame, LabelStore
 from agent.vision.answer import Answer
 from agent.vision.drawing import jpeg
 from agent.vision.preprocess import Geometry
@@ -32,6 +33,8 @@ _LONGEST_S = 600.0  # that one frame stands for: a slow reference observes one i
 _KEPT_EVERY_S = 600.0  # what was counted is written to the disk
 _READ_EVERY_S = 30.0  # the labels are looked at
 _QUALITY = 95  # JPEG quality, in %
+
+log = logging.getLogger(__package__)
 
 
 class FrameSampler:
@@ -65,6 +68,8 @@ class FrameSampler:
         self._warm_up: list[float] = []
         self._strata: Strata | None = None
         self._is_loaded = False
+        self._scores = FrameScores()
+        self._kept_aside: dict[str, int] = {}  # labels by task
         self._counted: dict[Cell, Counted] = {}
         self._newest: dict[str, float] = {}  # capture time, by camera
         self._waiting = 0
@@ -105,6 +110,7 @@ class FrameSampler:
             return
         if not self._is_loaded:
             self._counted, self._is_loaded = self._store.counted(), True
+            self._report_kept_aside()
         if (stamp := self._store.stamp()) == self._stamp:
             return
         cuts = self._store.strata()
@@ -118,15 +124,23 @@ class FrameSampler:
         frames = self._store.frames()
         self._learn(frames)
         self._waiting = sum(frame.is_waiting for frame in frames)
-        self.measured = measured_accuracy(frames, self._labels, self._counted)
+        self.measured = measured_accuracy(frames, self._labels, self._counted, self._scores)
         self._store.prune(self._config.keep)
         self._stamp, self._revision = stamp, revision
+
+    def _report_kept_aside(self) -> None:
+        """Log how many labels of this model are of other tasks, once."""
+        kept_aside = self._store.labels_of_other_tasks()
+        for task, labels in kept_aside.items() - self._kept_aside.items():
+            log.warning("event=labelling labels=%d task=%s problem=%r", labels, task, KEPT_ASIDE)
+        self._kept_aside = kept_aside
 
     def _restart_counting(self) -> None:
         """Forget what was counted for frames that are kept no more: their file was removed, or set aside as damaged."""
         if self._strata is not None:
             self._strata, self._warm_up = None, []
         self._counted, self._is_loaded, self._stamp, self._revision = {}, False, (), None
+        self._scores = FrameScores()
 
     def _learn(self, frames: Sequence[DrawnFrame]) -> None:
         """Learn again how much the scores vary in each stratum, from all labels."""
@@ -137,7 +151,7 @@ class FrameSampler:
             for stratum in range(STRATA):
                 self._strata.see(stratum, float(counted.seconds[stratum]))
         for frame in frames:
-            if frame.is_labelled and (value := frame.served.accuracy(frame.label)) is not None:
+            if frame.is_labelled and (value := self._scores.get(frame)[0][0]) is not None:
                 self._strata.learn(frame.stratum, value)
 
     def _count(self, served: ServedFrame, answer: Answer, reference: Answer) -> None:

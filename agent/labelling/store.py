@@ -30,6 +30,7 @@ from engines.store.files import remove, replace_files
 
 FOLDER = "labelling"
 _DATABASE = "labels.sqlite"
+KEPT_ASIDE = "these labels are of another task than the model spec's: they are kept, and count for that task alone"
 _PATIENCE_S = 5.0  # for another process, which may write a picture to a slow card just then
 _OWNER_ONLY = 0o600
 _OWNERS_FOLDER = 0o700
@@ -60,7 +61,7 @@ _MIGRATIONS = (
 )
 _FRAME_COLUMNS = (  # the names of fields of DrawnFrame
     "id, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, seen, served, reference, "
-    "label, suggested, skipped"
+    "label, labelled_s, suggested, skipped"
 )
 
 
@@ -104,8 +105,9 @@ class Draw:
 class DrawnFrame(Draw):
     """A draw as it was kept.
 
-    drawn_s: Unix time. width, height: Of its picture in pixels. label: None without one. suggested: the label began as
-    the reference's answer. skipped: nobody could say what it shows.
+    drawn_s: Unix time. width, height: Of its picture in pixels. label: None without one. labelled_s: Unix time of the
+    label, which is another one for each change of it. suggested: the label began as the reference's answer. skipped:
+    nobody could say what it shows.
     """
 
     id: int
@@ -113,6 +115,7 @@ class DrawnFrame(Draw):
     width: int
     height: int
     label: Truth | None
+    labelled_s: float | None
     suggested: bool
     skipped: bool
 
@@ -127,9 +130,11 @@ class DrawnFrame(Draw):
 
 
 class LabelStore:
-    """The drawn frames of one model. Raises AgentError `labelling.*` (agent/common/database.py).
+    """The drawn frames of one model, for one task. Raises AgentError `labelling.*` (agent/common/database.py).
 
-    Each call opens the file again: the daemon and `tared label` use it at the same time, and neither of them often.
+    Each call opens the file again: the daemon and `tared label` use it at the same time, and neither of them often. If
+    the spec names another task for the same model, that begins without frames. Those of the task before are kept, and
+    count again with it.
 
     >>> import tempfile
     >>> from agent.vision.tasks.classify import Classification
@@ -182,23 +187,34 @@ class LabelStore:
         """Return what changes with each label and each skipped frame of this model, and with nothing else."""
         query = "SELECT count(labelled_s), total(labelled_s) FROM frames WHERE model = ?"
         with self._database.transaction("read") as db:
-            labels, times_s = db.execute(query, (self._model,)).fetchone()
+            labels, times_s = db.execute(query, (self._key(db),)).fetchone()
         return int(labels), float(times_s)
 
-    @classmethod
-    def of_kept(cls, state_dir: Path, model: str) -> tuple[LabelStore, Sequence[str]] | None:
-        """Return the store of a model that frames were drawn for, and the names of its classes; None without any."""
-        store = cls(state_dir, model, "")
-        if not store.exists:
-            return None
-        with store._database.transaction("read") as db:
-            row = db.execute("SELECT task, labels FROM models WHERE model = ?", (model,)).fetchone()
-        return (cls(state_dir, model, row[0]), json.loads(row[1])) if row is not None else None
+    def class_names(self) -> Sequence[str] | None:
+        """Return the names of the classes that frames were drawn with; None before any."""
+        with self._database.transaction("read") as db:
+            row = db.execute("SELECT labels FROM models WHERE model = ?", (self._key(db),)).fetchone()
+        return json.loads(row[0]) if row is not None else None
+
+    def labels_of_other_tasks(self) -> dict[str, int]:
+        """Return how many labels of this model are for other tasks, by task."""
+        query = (
+            "SELECT models.task, count(label) FROM models JOIN frames USING (model) "
+            "WHERE (models.model = ? OR models.model GLOB ? || ' *') AND models.task != ? GROUP BY models.task"
+        )
+        with self._database.transaction("read") as db:
+            rows = db.execute(query, (self._model, self._model, self.task)).fetchall()
+        return {task: labels for task, labels in rows if labels}
+
+    def _key(self, db: sqlite3.Connection) -> str:
+        """Return the name by which rows are kept: the model's, and the task behind it if another one came first."""
+        row = db.execute("SELECT task FROM models WHERE model = ?", (self._model,)).fetchone()
+        return self._model if row is None or row[0] == self.task else f"{self._model} {self.task}"
 
     def strata(self) -> list[float] | None:
         """Return the cuts between the strata of this model; None before they are fixed."""
         with self._database.transaction("read") as db:
-            row = db.execute("SELECT cuts FROM models WHERE model = ?", (self._model,)).fetchone()
+            row = db.execute("SELECT cuts FROM models WHERE model = ?", (self._key(db),)).fetchone()
         return self._numbers(row[0], STRATA - 1) if row is not None else None
 
     def fix_strata(self, cuts: Sequence[float], labels: Sequence[str]) -> None:
@@ -207,16 +223,17 @@ class LabelStore:
         Counts by other cuts are forgotten: they came from a file that is gone.
         """
         self._make_folder()
-        row = (self._model, self.task, json.dumps(list(labels)), json.dumps(list(cuts)))
+        row = (self.task, json.dumps(list(labels)), json.dumps(list(cuts)))
         with self._database.transaction("write") as db:
-            if db.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, ?)", row).rowcount:
-                db.execute("DELETE FROM seen WHERE model = ?", (self._model,))
+            key = self._key(db)
+            if db.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, ?)", (key, *row)).rowcount:
+                db.execute("DELETE FROM seen WHERE model = ?", (key,))
 
     def counted(self) -> dict[Cell, Counted]:
         """Return what was counted of all frames, for each cell."""
         query = "SELECT camera, regime, seconds, expected FROM seen WHERE model = ?"
         with self._database.transaction("read") as db:
-            rows = db.execute(query, (self._model,)).fetchall()
+            rows = db.execute(query, (self._key(db),)).fetchall()
         return {
             (camera, regime): Counted(*(np.array(self._numbers(each, STRATA)) for each in lists))
             for camera, regime, *lists in rows
@@ -240,7 +257,7 @@ class LabelStore:
                 "INSERT INTO frames (model, camera, regime, frame, ts, drawn_s, height, width, stratum, weight, "
                 "probability, seen, served, reference) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(self._model, draw.camera, draw.regime, draw.frame, draw.ts, time.time(), *size),
+                    *(self._key(db), draw.camera, draw.regime, draw.frame, draw.ts, time.time(), *size),
                     *(draw.stratum, draw.weight, draw.probability, json.dumps(list(draw.seen)), served, reference),
                 ),
             )
@@ -252,7 +269,7 @@ class LabelStore:
         """Return the drawn frames of this model in the order of their draws; rows that no tared wrote are left out."""
         with self._database.transaction("read") as db:
             query = f"SELECT {_FRAME_COLUMNS} FROM frames WHERE model = ? ORDER BY id"
-            rows = db.execute(query, (self._model,)).fetchall()
+            rows = db.execute(query, (self._key(db),)).fetchall()
         return list(_parsed(rows, self.kind))
 
     def label(self, frame: int, truth: Truth, suggested: bool = False) -> None:
@@ -297,8 +314,9 @@ class LabelStore:
         return numbers
 
     def _write_counted(self, db: sqlite3.Connection, counted: Mapping[Cell, Counted]) -> None:
+        key = self._key(db)
         rows = [
-            (self._model, *cell, json.dumps(each.seconds.tolist()), json.dumps(each.expected.tolist()))
+            (key, *cell, json.dumps(each.seconds.tolist()), json.dumps(each.expected.tolist()))
             for cell, each in counted.items()
         ]
         db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", rows)
@@ -308,10 +326,11 @@ class LabelStore:
         statement = "UPDATE frames SET label = ?, labelled_s = ?, suggested = ?, skipped = ? WHERE model = ? AND id = ?"
         now_s = time.time()
         with self._database.transaction("write") as db:
+            key = self._key(db)
             for frame, truth in truths.items():
                 label = json.dumps(self.kind.document(truth)) if truth is not None else None
-                if not db.execute(statement, (label, now_s, suggested, truth is None, self._model, frame)).rowcount:
-                    found = f"no frame {frame} of this model in {self._database.path}"
+                if not db.execute(statement, (label, now_s, suggested, truth is None, key, frame)).rowcount:
+                    found = f"no frame {frame} of this model and task in {self._database.path}"
                     remedy = "see them with `tared label --list`"
                     raise AgentError("labelling.unknown", found, "a frame that was drawn", remedy)
 

@@ -28,7 +28,7 @@ from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, Sin
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.gains import GainRecord
 from agent.monitoring.view import FROZEN, ViewMonitor, ViewState
-from agent.vision.answer import Answer
+from agent.vision.answer import Answer, ServedClass
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
@@ -148,6 +148,20 @@ class PairedFidelityGain:
         if not mean.n:
             return Interval(0.0, -1.0, 1.0, 0)
         return Interval(2.0 * mean.estimate - 1.0, 2.0 * mean.low - 1.0, 2.0 * mean.high - 1.0, mean.n)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """An answer, compared with the reference's. pairs: as `Answer.pairs`. previous: of the previous engine's answer."""
+
+    served: Fidelity
+    pairs: Sequence[ServedClass]
+    previous: Fidelity | None
+
+
+def _judge(served: Answer, reference: Answer, previous: Answer | None) -> _Judged:
+    before = fidelity(previous, reference) if previous is not None else None
+    return _Judged(fidelity(served, reference), reference.pairs(served), before)
 
 
 @dataclass
@@ -314,21 +328,24 @@ class CameraMonitor:
             self._view.update(ts, served.frame.image)
             if self._view.state.trouble == FROZEN:
                 return  # the same frame once more shows nothing
+            is_watched = served.engine_id == self._watched and self._drift is not None
+        # Without the lock: a crowd takes tenths of a second, and the supervisor and the frame path read meanwhile.
+        judged = _judge(served.result, reference, previous) if is_watched else None
+        with self._lock:
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
             self.collection.add(served.frame, tensor, observation, reference)
             if self._since_refusal is not None:
                 self._since_refusal.update(ts, observation.histograms)
             drift = self._drift
-            if served.engine_id != self._watched or drift is None:
+            if judged is None or served.engine_id != self._watched or drift is None:
                 return
-            agreement = fidelity(served.result, reference)
-            if previous is not None:
-                self._paired.add(ts, agreement, fidelity(previous, reference))
-            value = None if agreement.is_empty else agreement.value
+            if judged.previous is not None:
+                self._paired.add(ts, judged.served, judged.previous)
+            value = None if judged.served.is_empty else judged.served.value
             self._fidelity.add(ts, value)
             self._evidence.note_frame(ts, value)
             kept = self._classes.values // _KEPT_EVERY
-            self._classes.add(served.frame.id, ts, served.result, reference)
+            self._classes.add(served.frame.id, ts, judged.pairs)
             if self._classes.values // _KEPT_EVERY > kept:
                 self._evidence.note("classes", self._classes.state())
             features = self._view.features  # the newest frame's

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from agent.common.state_files import count, finite
 from agent.monitoring.estimates import mean_interval
-from agent.vision.answer import Answer
+from agent.vision.answer import ServedClass
 from calibrate.errors import CalibrationError
 from calibrate.statistics.evidence import LossDetector
 
@@ -97,10 +97,10 @@ class ClassLosses:
         self._seen = 0  # frames with any class
         self.values, self._total = 0, 0.0  # one value for each class of a frame
 
-    def add(self, frame: int, ts: float, served: Answer, reference: Answer) -> None:
-        """Add an observed frame of capture time `ts`; frames of raw outputs have no classes."""
+    def add(self, frame: int, ts: float, pairs: Iterable[ServedClass]) -> None:
+        """Add an observed frame of capture time `ts`, by the reference's `Answer.pairs`; none without classes."""
         by_class: dict[int, list[int | None]] = defaultdict(list)
-        for class_id, answer in reference.pairs(served):
+        for class_id, answer in pairs:
             by_class[class_id].append(answer)
         names = list(by_class)
         if len(names) > _PER_FRAME:

@@ -11,23 +11,21 @@ from agent.labelling.accuracy import MeasuredAccuracy, Scores, measured_accuracy
 from agent.labelling.store import LabelStore
 from calibrate.statistics.evidence import Interval
 
-_CAPTION = (
-    "Accuracy of a classifier, mean F1 of a detector, mean IoU of a segmentation, mean panoptic quality of masks, "
-    "key points and oriented boxes"
-)
 _SCORES = (("frames", False), ("labels", True), ("served", True), ("float", True), ("what INT8 loses", True))
 _CLASSES = (
     ("class", False), ("precision", True), ("recall", True), ("precision of float", True), ("recall of float", True),
 )  # fmt: skip
 
 
-def label_sections(state_dir: Path, model: str) -> Iterator[Section]:
-    """Yield what is known of this model by labels; nothing without any. model: as LabelStore has it."""
+def label_sections(state_dir: Path, model: str, task: str) -> Iterator[Section]:
+    """Yield what is known of this model by labels; nothing without any. model, task: as LabelStore has them."""
+    store = LabelStore(state_dir, model, task)
+    if not store.exists:
+        return
     try:
-        kept = LabelStore.of_kept(state_dir, model)
-        if kept is None:
+        names = store.class_names()
+        if names is None:
             return
-        store, names = kept
         frames = store.frames()
         measured = measured_accuracy(frames, names, store.counted())
     except AgentError as error:
@@ -37,7 +35,8 @@ def label_sections(state_dir: Path, model: str) -> Iterator[Section]:
         waiting = sum(frame.is_waiting for frame in frames)
         yield Section("Accuracy by labels", [f"{waiting} drawn frames wait for their labels: run 'tared label'."])
         return
-    yield Section("Accuracy by labels", list(_words(measured)), tables=list(_tables(measured)))
+    tables = list(_tables(measured, store.kind.accuracy))
+    yield Section("Accuracy by labels", list(_words(measured)), tables=tables)
 
 
 def _words(measured: MeasuredAccuracy) -> Iterator[str]:
@@ -51,7 +50,8 @@ def _words(measured: MeasuredAccuracy) -> Iterator[str]:
         yield f"These labels are in doubt: {measured.doubt}."
 
 
-def _tables(measured: MeasuredAccuracy) -> Iterator[Table]:
+def _tables(measured: MeasuredAccuracy, accuracy: str) -> Iterator[Table]:
+    """Yield the scores, by what the accuracy of this task is in words, and those of its classes."""
     groups: Sequence[tuple[str, Scores]] = [
         ("all", measured.overall),
         *((f"camera {name}", each) for name, each in measured.cameras.items()),
@@ -61,7 +61,7 @@ def _tables(measured: MeasuredAccuracy) -> Iterator[Table]:
         (name, (str(each.accuracy.n), each.accuracy.n), *map(_cell, (each.accuracy, each.reference, each.int8_loss)))
         for name, each in groups
     ]
-    yield Table(_SCORES, rows, _CAPTION)
+    yield Table(_SCORES, rows, f"Accuracy: {accuracy}")
     by_class = [
         (name, *map(_cell, (each.precision, each.recall, each.reference_precision, each.reference_recall)))
         for name, each in measured.classes.items()

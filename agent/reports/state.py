@@ -140,9 +140,10 @@ def _unbroken(rows: Sequence[HistoryRow]) -> Iterator[list[HistoryRow]]:
 
 
 def _labels(state_dir: Path, serving: Artefact | None) -> Iterator[Section]:
-    model = serving.manifest.get("inputs", {}).get("model") if serving is not None else None
-    if isinstance(model, str):
-        yield from label_sections(state_dir, model)
+    inputs = serving.manifest.get("inputs", {}) if serving is not None else {}
+    model, task = inputs.get("model"), inputs.get("spec", {}).get("task")
+    if isinstance(model, str) and isinstance(task, str):
+        yield from label_sections(state_dir, model, task)
 
 
 # ---- engines

@@ -6,7 +6,7 @@
    `TrialEvents`. `CheckedVisionTask` refuses broken outputs of the candidate; `NonFiniteRecorder` watches the previous
    engine, so that outputs the model never computes finitely are not held against it.
 
-`FrameLoop` in inference.py hands frames to the trial; agent/control/swap.py decides by the probation.
+`FrameLoop` in inference.py hands frames to the trial; agent/core/trials.py decides by the probation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Is a candidate engine good enough to serve? Runs in a job's child process, before the candidate sees live frames.
 
 Reading order: `confusion`, `comparison`, `verdict`, `pictures`; for a new model `model_change`. An accepted candidate
-goes on to its probation, agent.control.swap.
+goes on to its probation, agent.control.exchange.
 
 confusion    Disagreement, ConfusedPair
 comparison   compare, Comparison, HeldOut, Deadline

@@ -173,11 +173,6 @@ class Answer(ABC):
         del geometry
         return self
 
-    def scaled(self, scale: float) -> Self:
-        """Return the answer for a picture whose sides are those of this one's times `scale`."""
-        del scale
-        return self
-
     @abstractmethod
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the answer in JSON's terms: null for a value that is not finite, or is withheld."""
@@ -197,7 +192,12 @@ class Answer(ABC):
             scale: The sides of the copy, by those of the frame.
         """
         picture = scaled(image, scale) if scale != 1.0 else image.copy()
-        self.in_frame(geometry).scaled(scale).draw(picture, spec)
+        if scale != 1.0:
+            (height, width), (rows, columns) = image.shape[:2], picture.shape[:2]
+            placed = geometry or Geometry(width, height, 1.0, 1.0, 0, 0)
+            scale_x, scale_y = placed.scale_x / scale, placed.scale_y / scale
+            geometry = Geometry(columns, rows, scale_x, scale_y, placed.left_px, placed.top_px)
+        self.in_frame(geometry).draw(picture, spec)
         return picture
 
     def shown(self, policy: Policy, camera: str, geometry: Geometry | None) -> Self:

@@ -10,10 +10,9 @@ Every decoder of this module has the same arguments and the same result:
 A decoder identifies outputs by shape, since exporters name them freely, and raises ConfigError (`decoder.shape`) when
 none fits.
 
-To add a decoder: write its function here, enter it in `BUILTIN_DECODERS` at the end of this module, and its name in
-`TASKS` of `agent.vision.registry`. `agent.vision.tasks.detect` does the rest when it serves, and opens decoders that
-users keep in packages of their own. `tared inspect` recognises a model by `CONVENTIONS` of
-`agent.inspection.spec_guess`.
+To add a decoder: write its function here, and enter it in `BUILTIN_DECODERS` at the end of this module.
+`agent.vision.tasks.detect` does the rest when it serves, and opens decoders that users keep in packages of their own.
+`tared inspect` recognises a model by `CONVENTIONS` of `agent.inspection.spec_guess`.
 
 `every_class`, `corners`, `find_output` and `no_fit` are for decoders of your own, too. A whole one, for a model whose
 one output holds (N, 5) x1 y1 x2 y2 score:

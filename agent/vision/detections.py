@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cv2
 import numpy as np
@@ -20,6 +20,9 @@ from agent.vision.drawing import Picture, draw_box
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
+
+if TYPE_CHECKING:  # in `typing` since Python 3.11
+    from typing_extensions import Self
 
 MATCH_IOU = 0.5
 
@@ -99,11 +102,17 @@ class Detections(LabelledBoxes, Answer):
         mistakes = float((1.0 - reference.scores).sum()) + matches.false_positives + matches.false_negatives
         return -mistakes / max(1, len(reference))
 
+    def bounded(self, limit: float) -> Self:
+        """Return the detections with scores of at most 1, and with corners in order, each within `limit` of the origin.
+
+        limit: In pixels. In the suppression a finite box far outside would swallow the precision of all others.
+        """
+        boxes = np.clip(self.boxes, -limit, limit)
+        boxes = np.hstack((np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])))
+        return replace(self, boxes=boxes, scores=np.minimum(self.scores, 1))
+
     def in_frame(self, geometry: Geometry | None) -> Detections:
         return replace(self, boxes=geometry.to_frame(self.boxes)) if geometry is not None else self
-
-    def scaled(self, scale: float) -> Detections:
-        return replace(self, boxes=self.boxes * np.float32(scale))
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         boxes = np.round(self.boxes.astype(float), 2).tolist()

@@ -31,6 +31,7 @@ COLORS: tuple[Color, ...] = (
     (167, 121, 204),
 )
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
+_LEAST_RADIUS_PX, _RADII_ACROSS = 3, 200  # radius of a key point, and how many of them the longer side has
 _FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 
 
@@ -55,12 +56,13 @@ def draw_points(
 ) -> None:
     """Draw those key points (k, 2) that are seen, and lines between the pairs of them, in the colour of this number."""
     pixels, color, thickness = _pixels(points).tolist(), COLORS[number % len(COLORS)], _thickness(picture)
+    radius = max(_LEAST_RADIUS_PX, round(max(picture.shape) / _RADII_ACROSS))
     for first, second in pairs:
         if seen[first] and seen[second]:
             cv2.line(picture, pixels[first], pixels[second], color, thickness)
     for point, is_seen in zip(pixels, seen, strict=True):
         if is_seen:
-            cv2.circle(picture, point, thickness + 1, color, -1)
+            cv2.circle(picture, point, radius, color, -1)
 
 
 def draw_name(picture: Picture, text: str, place: tuple[int, int], number: int) -> None:

@@ -33,10 +33,12 @@ class LabelKind(ABC, Generic[TruthT, AnswerT]):
         which people draw in another tool.
     unnamed: The label of a frame that the labels of a recording do not name; None: it has none.
     example: A label in JSON.
+    accuracy: What the mean of `Answer.accuracy` over frames is, in words.
     """
 
     form: ClassVar[Literal["class", "boxes", "shapes"]]
     example: ClassVar[str]
+    accuracy: ClassVar[str] = "mean accuracy"
     unnamed: TruthT | None = None
 
     @abstractmethod

@@ -25,7 +25,7 @@ from pydantic import (
 
 from agent.common.errors import ConfigError
 from agent.common.schema import Finite, Strict, read_yaml, validate
-from agent.vision.registry import TASKS, find_task, task_names
+from agent.vision.registry import TASKS, task_class
 from engines.store.files import read_text
 
 DECODER_GROUP = "tared.decoders"  # the entry point group in which installed packages name theirs
@@ -42,7 +42,7 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _known_task(name: str) -> str:
-    find_task(name)
+    task_class(name)
     return name
 
 
@@ -53,7 +53,7 @@ Resize = Literal["letterbox", "stretch", "pad", "native", "nearest", "rect"]
 Anchor = Literal["top-left", "center"]
 _TASKS = {"anyOf": [{"enum": [*TASKS]}, {"type": "string"}]}  # those of installed packages, too
 _WITHOUT_OVERLAPS = ("end2end", "detr", "rtdetr", "dbnet", "torchvision")  # decoders of what finds each object once
-_LATER = ("nms", "depth", "max_ratio", "keypoints", "sigmas", "inputs")
+_LATER = ("nms", "depth", "max_ratio", "keypoints", "sigmas", "inputs", "params")
 _NUMBERS = {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "array"}]}}
 _LABELS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # a file's name, or a list
 
@@ -169,6 +169,7 @@ class ModelSpec(Strict):
         max_ratio: up to which two values agree, for task `depth`; None: 1.05.
         min_sqnr_db: the least that the channels of an engine's outputs have to reach, for task `raw`; by name, of the
             outputs that are judged.
+        params: keys of a task of an installed package, which the task's `check_params` checks.
         reference_accuracy: the accuracy of the float model as the user knows it, for task `classify`.
     """
 
@@ -188,6 +189,7 @@ class ModelSpec(Strict):
     max_ratio: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None
     keypoints: Annotated[PositiveInt | tuple[str, ...] | None, Field(validate_default=True)] = None
     sigmas: tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...] | None = None
+    params: dict[str, Any] | None = None
     # Not dumped: no engine depends on it, and engines and plans are identified by the dump of their spec.
     reference_accuracy: Fraction | None = Field(default=None, exclude=True)
 
@@ -197,7 +199,7 @@ class ModelSpec(Strict):
         task = info.data.get("task")
         if task is None:  # it is wrong itself
             return decoder
-        known = find_task(task).decoders
+        known = task_class(task).decoders
         if decoder is None:
             if known:
                 raise ValueError(f"{_decoder_names(known)} for task '{task}'")
@@ -209,21 +211,31 @@ class ModelSpec(Strict):
 
     @field_validator("nms", "depth", "max_ratio", "keypoints", "sigmas", "reference_accuracy")
     @classmethod
-    def _only_of_one_task(cls, value: Any, info: ValidationInfo) -> Any:
-        why = ": fidelity bounds no other accuracy" if info.field_name == "reference_accuracy" else ""
-        task = info.data.get("task")
-        if value is not None and task is not None and info.field_name not in find_task(task).keys:
-            others = [name for name in task_names() if info.field_name in find_task(name).keys]
+    def _only_of_its_task(cls, value: Any, info: ValidationInfo) -> Any:
+        key, task = info.field_name or "", info.data.get("task")
+        if task is None:  # it is wrong itself
+            return value
+        found = task_class(task)
+        if not value and key in found.needed_keys:
+            raise ValueError(found.needed_keys[key])
+        if value is not None and key not in found.keys:
+            why = ": fidelity bounds no other accuracy" if key == "reference_accuracy" else ""
+            others = [name for name in TASKS if key in task_class(name).keys]
             raise ValueError(f"null unless task is {' or '.join(map(repr, others))}{why}")
         return value
 
-    @field_validator("keypoints")
+    @field_validator("params")
     @classmethod
-    def _needed_by_pose(cls, value: Any, info: ValidationInfo) -> Any:
-        task = info.data.get("task")
-        if not value and task is not None and "keypoints" in find_task(task).keys:
-            raise ValueError("how many key points an object has, or their names")
-        return value
+    def _params_fit_task(cls, params: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        if (task := info.data.get("task")) is None or params is None:
+            return params
+        try:
+            task_class(task).check_params(params)
+        except ValueError:
+            raise
+        except Exception as error:  # it is the package's
+            raise ValueError(f"what task '{task}' can check; it raises {type(error).__name__}: {error}") from error
+        return params
 
     @field_validator("sigmas")
     @classmethod

@@ -28,7 +28,7 @@ def refusal(code: str = "recalibration.refused") -> AgentError:
 
 @dataclass
 class DecidedBoard:
-    """Takes events and keeps what was decided. What an action brings about happens at once, unless a test says else.
+    """Takes events, and keeps the actions. Their effects come at once, unless a test says else.
 
     Args:
         fails: Returns the error of an action that is to fail, else None.

@@ -1,4 +1,4 @@
-"""An exchange of the engine in service, `old`, for another one, `new`, on a frame path that does as it is told."""
+"""An exchange of the engine in service, `old`, for another one, `new`, on a frame path that serves no frame."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from engines.interface import TensorSpec
 CONFIG, LABELS = "config_infer.txt", "labels.txt"
 _COLORS = {"rgb": 0, "bgr": 1, "gray": 2}
 _NETWORK_MODES = {"fp32": 0, "int8": 1, "fp16": 2}
-_CLASSIFIER = 1
+_CLASSIFIER, _RAW_TENSORS = 1, 100  # network types of nvinfer
 _MOVING = MOVEMENT_OPS | QDQ_OPS | {"Identity", "Cast"}
 _TYPES: Mapping[int, str] = {
     TensorProto.FLOAT: "TYPE_FP32", TensorProto.FLOAT16: "TYPE_FP16", TensorProto.DOUBLE: "TYPE_FP64",
@@ -48,7 +48,7 @@ def export_deepstream(source: ExportSource) -> Export:
         making = f"First build {ENGINE} on the board: sh build_10.sh"
     if source.spec.labels:
         settings.append(f"labelfile-path={LABELS}")
-        one_line = _is_classifier(source)  # nvinfer separates the classes of a classifier by semicolons
+        one_line = open_task(source.spec).scores_classes  # nvinfer separates the classes of a classifier by semicolons
         files[LABELS] = (";".join(source.spec.labels) + "\n").encode() if one_line else source.labels_file
     lines = [
         "[property]",
@@ -70,10 +70,6 @@ def export_deepstream(source: ExportSource) -> Export:
             "Not tried on DeepStream: compare a few answers with 'tared infer' before you rely on it.",
         ),
     )
-
-
-def _is_classifier(source: ExportSource) -> bool:
-    return open_task(source.spec).nvinfer_network_type == _CLASSIFIER
 
 
 def _is_tensorrt(source: ExportSource) -> bool:
@@ -110,13 +106,13 @@ def _preprocessing(spec: InputSpec) -> list[str]:
 
 def _answers(source: ExportSource) -> list[str]:
     task = open_task(source.spec)
-    if _is_classifier(source):
+    if task.scores_classes:
         return [f"network-type={_CLASSIFIER}", f"classifier-threshold={source.spec.score_threshold}"]
     if parser := _own_parser(source):
         return [*parser]
     classes = [f"num-detected-classes={len(source.spec.labels)}"] if source.spec.labels else []
     remark = [f"# {task.nvinfer_remark}"] if task.nvinfer_remark else []
-    return [*classes, f"network-type={task.nvinfer_network_type}", "output-tensor-meta=1", *remark]
+    return [*classes, f"network-type={_RAW_TENSORS}", "output-tensor-meta=1", *remark]
 
 
 def _own_parser(source: ExportSource) -> Sequence[str]:
@@ -141,7 +137,7 @@ def _ends_in_probabilities(graph: ModelProto) -> bool:
 
 
 def _answers_text(source: ExportSource) -> str:
-    if _is_classifier(source):
+    if open_task(source.spec).scores_classes:
         return f"It answers with classes of {LABELS}: the network's outputs must be probabilities for the threshold."
     if _own_parser(source):
         return "It answers with a class for each pixel, -1 for none (NvDsInferSegmentationMeta)."
@@ -185,7 +181,7 @@ def export_triton(source: ExportSource) -> Export:
 def _config(source: ExportSource, name: str, backend: str, graph: ModelProto) -> str:
     """Return config.pbtxt in protobuf's text format. max_batch_size 0: shapes are those of the whole tensor."""
     inputs = [_tensor("input", value, "") for value in graph_inputs(graph)]
-    labelled = LABELS if _is_classifier(source) and source.spec.labels else ""
+    labelled = LABELS if open_task(source.spec).scores_classes and source.spec.labels else ""
     outputs = [_tensor("output", value, labelled) for value in graph.graph.output]
     parameters = [
         _parameter("tared.artefact", source.artefact.id),

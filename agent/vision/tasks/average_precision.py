@@ -176,21 +176,6 @@ def _shape_ious(
     return np.where(crowds, common / np.maximum(areas[:, np.newaxis], 1.0), overlaps)
 
 
-def mask_of(outline: Any) -> NDArray[np.bool_]:
-    """Return the mask of an uncompressed run-length encoding."""
-    lengths = outline["counts"]
-    values: NDArray[np.bool_] = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    mask: NDArray[np.bool_] = values.reshape(outline["size"], order="F")
-    return mask
-
-
-def outline(mask: NDArray[np.bool_]) -> Any:
-    """Return a mask in COCO's compressed run-length encoding."""
-    from pycocotools.mask import encode
-
-    return encode(np.asfortranarray(mask.view(np.uint8)))
-
-
 def _origins_and_sides(corners: NDArray[np.float32]) -> list[list[float]]:
     """Turn boxes (n, 4) x1 y1 x2 y2 into COCO's x, y, width, height."""
     boxes = corners.astype(np.float64)

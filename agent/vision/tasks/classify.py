@@ -112,11 +112,12 @@ class FrameClass(LabelKind[int, Classification]):
 
     form: ClassVar[Literal["class", "boxes", "shapes"]] = "class"
     example: ClassVar[str] = "3, a class id or name"
+    accuracy: ClassVar[str] = "share of right answers"
 
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> int:
         del size
         if isinstance(document, list):
-            found, remedy = "labels that are a list of boxes", "send labels of the model's task"
+            found, remedy = "labels that are a list, as those of objects are", "send labels of the model's task"
             raise LabelError("labels.task", found, "a class id or name", remedy)
         return class_id(document, names)
 
@@ -137,9 +138,10 @@ class Classify(ModelTask):
     """One class for a frame."""
 
     labels: ClassVar[LabelKind[int, Classification]] = FrameClass()
+    keys: ClassVar[frozenset[str]] = frozenset(("reference_accuracy",))
     can_be_drawn: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 128  # a class is one answer a frame, mostly all or nothing
-    nvinfer_network_type: ClassVar[int] = 1
+    scores_classes: ClassVar[bool] = True
     policy_keys: ClassVar[frozenset[str]] = frozenset(("score_threshold", "classes"))
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:

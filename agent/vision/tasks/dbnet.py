@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agent.vision.boxes import FloatArray, Size
 from agent.vision.decoders import Outputs, no_fit
-from agent.vision.tasks.maps import class_axis
+from agent.vision.tasks.maps import find_maps
 
 _TEXT = 0.3  # the probability from which on a cell belongs to a region
 _GROWN = 1.6  # a region grows by this times its area, by its outline
@@ -62,12 +62,11 @@ def text_regions(outputs: Outputs, size: Size, score_threshold: float) -> tuple[
 
 
 def _find_map(outputs: Outputs, size: Size) -> FloatArray:
-    maps = [each[np.newaxis] if each.ndim == 2 else each for each in outputs.values()]
-    found = [each for each in maps if class_axis(each.shape, size, 1) is not None]
-    if len(found) != 1:
+    maps = find_maps({name: each.shape for name, each in outputs.items()}, size, channels=1)
+    if len(maps) != 1:
         raise no_fit(outputs, "one map of probabilities (batch, 1, rows, columns), in the proportions of the input")
-    squeezed = found[0].reshape([side for side in found[0].shape if side != 1])
-    return np.ascontiguousarray(squeezed, np.float32)
+    ((name, axis),) = maps
+    return np.ascontiguousarray(outputs[name] if axis is None else outputs[name].squeeze(axis), np.float32)
 
 
 def _largest(contours: Sequence[Any]) -> Sequence[Contour]:

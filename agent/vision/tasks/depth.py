@@ -17,7 +17,7 @@ from agent.vision.boxes import FloatArray, Part, Size
 from agent.vision.drawing import Picture, draw_title
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import has_proportions, no_map, part_of_frame, without_padding
+from agent.vision.tasks.maps import find_maps, no_map, part_of_frame, without_padding
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.task import ModelTask
 from engines.interface import Array, TensorSpec
@@ -109,6 +109,7 @@ class Depth(ModelTask):
     Nothing shows whether larger is nearer or farther: answers keep the model's own unit.
     """
 
+    keys: ClassVar[frozenset[str]] = frozenset(("depth", "max_ratio"))
     can_be_drawn: ClassVar[bool] = True
     answers_padding: ClassVar[bool] = True
     has_large_answers: ClassVar[bool] = True
@@ -118,11 +119,11 @@ class Depth(ModelTask):
     certified_loss: ClassVar[float] = 0.1
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
-        names = [output.name for output in outputs if _is_map(output.shape[1:], size)]
-        if len(names) != 1:
+        maps = find_maps({output.name: output.shape[1:] for output in outputs}, size, channels=1)
+        if len(maps) != 1:
             pixels = f"each pixel of the input, {size[0]}x{size[1]}, or of a stride"
             raise no_map(outputs, f"one output with a value for {pixels}")
-        (name,) = names
+        ((name, _),) = maps
         is_relative, max_ratio = self.spec.depth == "relative", self.spec.max_ratio or RATIO
 
         def decode(batch: Mapping[str, Array]) -> DepthMap:
@@ -174,11 +175,6 @@ def ratios(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray
     result = np.full(found.shape, np.inf)
     result[sound] = np.maximum(found[sound] / expected[sound], expected[sound] / found[sound])
     return result
-
-
-def _is_map(shape: Sequence[int | None], size: Size) -> bool:
-    sides = [side for side in shape if side != 1]
-    return len(shape) in (2, 3) and len(sides) == 2 and has_proportions(sides, size)
 
 
 def _median(cell: FloatArray) -> float | None:

@@ -18,7 +18,6 @@ from agent.vision.decoders import BUILTIN_DECODERS, WITHOUT_BATCH, Outputs
 from agent.vision.detections import MATCH_IOU, Detections, DetectionsT, keep_best, suppress_overlaps
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelError, LabelKind, checked_box, class_id, whole
-from agent.vision.registry import TASKS
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.own_decoder import import_decoder
 from agent.vision.tasks.scores import Evaluation
@@ -42,6 +41,7 @@ class FrameBoxes(LabelKind[LabelledBoxes, Detections]):
 
     form: ClassVar[Literal["class", "boxes", "shapes"]] = "boxes"
     example: ClassVar[str] = '[{"class": 0, "box": [x1, y1, x2, y2]}]'
+    accuracy: ClassVar[str] = "mean F1 of the boxes"
     unnamed: LabelledBoxes | None = NO_BOXES
 
     def read(self, document: Any, names: Sequence[str] = (), size: Size | None = None) -> LabelledBoxes:
@@ -113,7 +113,8 @@ class Detect(ModelTask):
     batch axis, (height, width), score threshold) -> Detections.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["detect"].decoders
+    decoders: ClassVar[tuple[str, ...]] = tuple(BUILTIN_DECODERS)
+    keys: ClassVar[frozenset[str]] = frozenset(("nms",))
     can_be_drawn: ClassVar[bool] = True
     frames_to_check: ClassVar[int] = 32
     has_open_outputs: ClassVar[bool] = True
@@ -227,8 +228,7 @@ class Detect(ModelTask):
         boxes[:, [0, 2]] = np.float32(image.shape[1]) - boxes[:, [2, 0]]
         again, scattered = _confidences(seen, turned, boxes), see(disordered(image))[1]
         confirmed = np.maximum(again - _confidences(seen, scattered, scattered.boxes), 0.0)
-        # Scores are sigmoids or probabilities; a decoder that misreads an output may give more than 1.
-        scores = sum(float(np.clip(each.scores, 0.0, 1.0).sum(dtype=np.float64)) for each in (seen, turned))
+        scores = sum(float(each.scores.sum(dtype=np.float64)) for each in (seen, turned))
         return float(np.square(confirmed).sum() * 2.0 * confirmed.sum() / scores), float(confirmed.max())
 
     @property
@@ -260,7 +260,7 @@ def _confidences(seen: Detections, other: Detections, boxes: FloatArray) -> NDAr
     """Return how sure each detection is as far as another answer, with these boxes (m, 4), has it as well: (n,)."""
     overlaps = iou_matrix(seen.boxes, boxes)
     overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != other.classes)] = 0.0
-    first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, other))
+    first, second = (each.scores.astype(np.float64) for each in (seen, other))
     confidences: NDArray[np.float64] = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1, initial=0.0)
     return confidences
 
@@ -298,15 +298,17 @@ def _check_detections(result: object, name: str | None) -> None:
 
 
 def _made_sound(candidates: DetectionsT, limit: np.float32, score_threshold: float) -> DetectionsT:
-    """Drop candidates that are not finite or not above the threshold, and cut boxes that lie far outside.
+    """Drop candidates that are not finite or not above the threshold, and bring the others within bounds.
 
-    In the suppression a finite box far outside would swallow the precision of all others. An own decoder may not have
-    applied the threshold.
+    An own decoder may not have applied the threshold.
     """
     boxes, scores = candidates.boxes, candidates.scores
-    # The usual case first: four comparisons, which no NaN passes.
-    if boxes.max() <= limit and boxes.min() >= -limit and scores.max() < np.inf and scores.min() > score_threshold:
-        return candidates
-    is_finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
-    sound = candidates[is_finite & (scores > score_threshold)]
-    return replace(sound, boxes=np.clip(sound.boxes, -limit, limit))
+    if type(candidates) is Detections:  # the usual case first: five comparisons, which no NaN passes
+        is_bounded = boxes.max() <= limit and boxes.min() >= -limit and (boxes[:, :2] <= boxes[:, 2:]).all()
+        if is_bounded and scores.max() <= 1.0 and scores.min() > score_threshold:
+            return candidates
+    is_sound = scores > score_threshold
+    for each in vars(candidates).values():
+        if isinstance(each, np.ndarray) and each.dtype.kind == "f":
+            is_sound = is_sound & np.isfinite(each.reshape(len(scores), -1)).all(axis=1)
+    return candidates[is_sound].bounded(float(limit))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,20 +17,18 @@ from agent.vision.detections import Detections
 from agent.vision.drawing import Picture
 from agent.vision.labels import LabelKind
 from agent.vision.preprocess import Geometry
-from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
 from agent.vision.tasks.maps import encoded, enlarged, has_proportions, mask_of_runs, part_of_frame, run_lengths
 from agent.vision.tasks.scores import Evaluation
 from agent.vision.tasks.segment import NOTHING, LabelMap
-from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
+from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, comparable, outlines_of, shape_ious
 from engines.interface import Array
 
 if TYPE_CHECKING:
     from agent.vision.datasets.labelled_images import LabelledObjects
 
-_INSIDE = 0.5  # from which on a cell of an enlarged mask is in it
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).sum(axis=1).astype(np.uint8)  # in a byte
 
 Bits = NDArray[np.uint8]
@@ -63,7 +60,8 @@ class Instances(Shapes):
         def common(some: NDArray[np.intp], other: NDArray[np.intp]) -> NDArray[np.float64]:
             return _cells(masks[some] & others[other])
 
-        return shape_ious(self.boxes, truth.boxes, common, (_cells(masks), _cells(others)), wanted)
+        compared = comparable(self.boxes, truth.boxes, wanted)
+        return shape_ious(self.boxes, truth.boxes, common, (_cells(masks), _cells(others)), compared)
 
     def _within(self, size: Size) -> Instances:
         """Return the instances with at most a cell for each pixel of a picture of this (height, width)."""
@@ -119,6 +117,8 @@ class Instances(Shapes):
 class FrameInstances(FrameOutlines[Instances]):
     """All objects of a frame, with their outlines."""
 
+    accuracy: ClassVar[str] = "mean panoptic quality of the masks"
+
     def from_answer(self, answer: Instances, size: Size) -> LabelledOutlines:
         masks = [enlarged(answer.mask(index), size) for index in range(len(answer))]
         runs = [{"size": [*size], "counts": run_lengths(each)} for each in masks]
@@ -150,7 +150,7 @@ class Instance(Detect):
     user's own returns `Instances`.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["instance"].decoders
+    decoders: ClassVar[tuple[str, ...]] = tuple(EXTENDED_DECODERS)
     nvinfer_remark: ClassVar[str] = (
         "masks from nvinfer itself: network-type=3, output-instance-mask=1, parse-bbox-instance-mask-func-name and "
         "custom-lib-path of your parser"
@@ -189,12 +189,12 @@ class Instance(Detect):
 
     def evaluation(self, answered: Iterable[tuple[Instances, LabelledObjects]]) -> Evaluation:
         """Return COCO's mean average precision of masks."""
-        from agent.vision.tasks.average_precision import AveragePrecision, outline
+        from agent.vision.tasks.average_precision import AveragePrecision
 
         precision = AveragePrecision(self.spec.task, "segm")
         for answer, truth in answered:
-            masks = _resized(answer, truth.size)
-            shapes = [{"segmentation": outline(each), "area": int(each.sum())} for each in masks]
+            masks = (enlarged(answer.mask(index), truth.size) for index in range(len(answer)))
+            shapes = [{"segmentation": encoded(each), "area": int(each.sum())} for each in masks]
             precision.add(answer, truth, shapes, [{"segmentation": each} for each in outlines_of(truth)])
         return precision.mean()
 
@@ -203,7 +203,9 @@ def _prototypes(outputs: Outputs, size: Size) -> Array:
     """Return the mask prototypes (factors, rows, columns). Raises ConfigError (`decoder.shape`)."""
     maps = [each for each in outputs.values() if each.ndim == 3 and has_proportions(each.shape[1:], size)]
     if len(maps) != 1:
-        raise no_fit(outputs, "boxes, and one output with mask prototypes (batch, factors, rows, columns)")
+        proportions = f"in the proportions of the input, {size[0]}x{size[1]}"
+        expected = f"boxes, and one output with mask prototypes (batch, factors, rows, columns) {proportions}"
+        raise no_fit(outputs, expected)
     return maps[0]
 
 
@@ -228,10 +230,3 @@ def _cells(masks: Bits) -> NDArray[np.float64]:
     """Return how many cells each mask has."""
     cells: NDArray[np.float64] = _ONES[masks].sum(axis=(1, 2), dtype=np.float64)
     return cells
-
-
-def _resized(answer: Instances, size: Size) -> Iterator[NDArray[np.bool_]]:
-    """Yield each mask with one value for each pixel of a picture of this (height, width)."""
-    for index in range(len(answer)):
-        mask = answer.mask(index).astype(np.float32)
-        yield cv2.resize(mask, (size[1], size[0]), interpolation=cv2.INTER_LINEAR) > _INSIDE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import cv2
@@ -25,11 +25,26 @@ def has_proportions(shape: Sequence[int | None], size: Size) -> bool:
     return abs(height * size[1] - width * size[0]) <= max(size) and min(height, width) > 1
 
 
-def class_axis(shape: Sequence[int], size: Size, count: int) -> int | None:
-    """Return the axis, of (h, w) and `count` maps of the input's proportions in either order; None where it is not."""
-    axes = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] == count]
-    fitting = (axis for axis in axes if has_proportions([*shape[:axis], *shape[axis + 1 :]], size))
-    return next(fitting, None)
+def find_maps(
+    shapes: Mapping[str, Sequence[int | None]], size: Size, channels: int | None = None
+) -> list[tuple[str, int | None]]:
+    """Return the outputs that may be a map of the input's proportions: the name, and the axis of the channels.
+
+    An output with two such axes is named twice.
+
+    Args:
+        shapes: Of the outputs, without the batch: (h, w), whose axis is None, (channels, h, w) or (h, w, channels).
+        size: (height, width) of the input.
+        channels: How many there are; None: any number.
+    """
+    found: list[tuple[str, int | None]] = []
+    for name, shape in shapes.items():
+        if len(shape) == 2 and channels in (None, 1) and has_proportions(shape, size):
+            found.append((name, None))
+        if len(shape) == 3:
+            sides = {axis: [*shape[:axis], *shape[axis + 1 :]] for axis in (0, 2) if channels in (None, shape[axis])}
+            found += [(name, axis) for axis, rest in sides.items() if has_proportions(rest, size)]
+    return found
 
 
 def no_map(outputs: Sequence[TensorSpec], expected: str) -> ConfigError:

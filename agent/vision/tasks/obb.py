@@ -17,20 +17,23 @@ from agent.vision.detections import Detections, DetectionsT, keep_best
 from agent.vision.drawing import Picture, draw_outline
 from agent.vision.labels import LabelError, LabelKind
 from agent.vision.preprocess import Geometry
-from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameShapes, numbers, sound_outline
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.dbnet import text_regions
 from agent.vision.tasks.detect import MAX_CANDIDATES, Detect, box_document, kept_boxes
+from agent.vision.tasks.maps import mask_of_runs
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, outlines_of, shape_ious
+from agent.vision.tasks.shapes import OVERLAP_LOSS, Shapes, comparable, outlines_of, shape_ious
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Self is in `typing` since Python 3.11
+    from typing_extensions import Self
+
     from agent.vision.datasets.labelled_images import LabelledObjects
 
 # The corners of a box, in halves of its sides, clockwise from the upper left.
 _CORNERS = np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)], np.float32) * np.float32(0.5)
 _BLOCK = 32  # candidates that are compared with the others at a time
+_ROUNDING = 1e-6  # by the size of corners in float32
 _LEAST_AREA = 0.01  # square pixels, for a label
 
 
@@ -56,25 +59,23 @@ class OrientedBoxes(Shapes):
 
     @classmethod
     def around(cls, corners: FloatArray, classes: NDArray[np.int64], scores: FloatArray) -> OrientedBoxes:
-        """Return the oriented boxes of these corners; those that are not finite are left out."""
-        sound = np.isfinite(corners).all(axis=(1, 2))
-        corners = corners[sound]
+        """Return the oriented boxes of these corners (n, 4, 2)."""
         boxes = np.hstack((corners.min(axis=1), corners.max(axis=1))).reshape(-1, 4)
-        return cls(boxes=boxes, classes=classes[sound], scores=scores[sound], corners=corners)
+        return cls(boxes=boxes, classes=classes, scores=scores, corners=corners)
 
     def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the IoU of every box with every box of the other answer."""
         assert isinstance(truth, (OrientedBoxes, LabelledCorners)), "oriented boxes are compared with oriented boxes"
-        return corner_ious(self.corners, truth.corners, wanted)
+        return corner_ious(self.corners, truth.corners, comparable(self.boxes, truth.boxes, wanted))
+
+    def bounded(self, limit: float) -> Self:
+        return replace(super().bounded(limit), corners=np.clip(self.corners, -limit, limit))
 
     def in_frame(self, geometry: Geometry | None) -> OrientedBoxes:
         if geometry is None:
             return self
         corners = geometry.points_to_frame(self.corners)
         return replace(self, boxes=geometry.to_frame(self.boxes), corners=corners)
-
-    def scaled(self, scale: float) -> OrientedBoxes:
-        return replace(self, boxes=self.boxes * np.float32(scale), corners=self.corners * np.float32(scale))
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return each object with its four corners, in pixels."""
@@ -94,6 +95,7 @@ class FrameCorners(FrameShapes[LabelledCorners, OrientedBoxes]):
 
     shape_key: ClassVar[str] = "corners"
     example: ClassVar[str] = '[{"class": 0, "corners": [[x1, y1], [x2, y2], [x3, y3], [x4, y4]]}]'
+    accuracy: ClassVar[str] = "mean panoptic quality of the oriented boxes"
     unnamed: LabelledCorners | None = LabelledCorners(
         boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), corners=np.zeros((0, 4, 2), np.float32)
     )
@@ -165,7 +167,7 @@ class Obb(Detect):
     A decoder of the user's own returns `OrientedBoxes`.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["obb"].decoders
+    decoders: ClassVar[tuple[str, ...]] = ("yolov8", "end2end", "dbnet")
     nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no angle: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameCorners()
     max_loss: ClassVar[float] = OVERLAP_LOSS
@@ -262,6 +264,8 @@ def turned(centres: FloatArray, sides: FloatArray, angles: FloatArray) -> FloatA
 def corner_ious(found: FloatArray, truth: FloatArray, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
     """Return the IoU of every convex shape (n, 4, 2) with every other one (m, 4, 2), float64 (n, m).
 
+    It is 1 for equal ones, also for those without an area.
+
     wanted: bool (n, m), the pairs that are asked for; None: all.
     """
 
@@ -269,7 +273,11 @@ def corner_ious(found: FloatArray, truth: FloatArray, wanted: NDArray[np.bool_] 
         return common_areas(found[some], truth[other])
 
     bounds = [np.hstack((each.min(axis=1), each.max(axis=1))) for each in (found, truth)]
-    return shape_ious(bounds[0], bounds[1], common, (_area(found), _area(truth)), wanted)
+    areas = _sound_area(found, bounds[0]), _sound_area(truth, bounds[1])
+    ious = shape_ious(bounds[0], bounds[1], common, areas, wanted)
+    are_equal = (found[:, np.newaxis] == truth).all(axis=(2, 3))
+    ious[are_equal if wanted is None else are_equal & wanted] = 1.0
+    return ious
 
 
 def common_areas(found: FloatArray, truth: FloatArray) -> NDArray[np.float64]:
@@ -313,12 +321,18 @@ def _area(corners: FloatArray) -> NDArray[np.float64]:
     return areas
 
 
+def _sound_area(corners: FloatArray, bounds: FloatArray) -> NDArray[np.float64]:
+    """Return the area of shapes (n, 4, 2) between these bounds (n, 4), 0 where it is no more than rounding."""
+    sides = (bounds[:, 2:] - bounds[:, :2]).max(axis=1).astype(np.float64)
+    areas = _area(corners)
+    return np.where(areas > _ROUNDING * sides * np.abs(bounds).max(axis=1), areas, 0.0)
+
+
 def _least_rectangle(outline: Any) -> FloatArray:
     """Return the corners (4, 2) of the least rectangle around an outline in COCO's terms; 0 around an empty mask."""
     if isinstance(outline, list):
         points = np.concatenate([np.array(each, np.float32).reshape(-1, 2) for each in outline])
     else:
-        from agent.vision.tasks.average_precision import mask_of
-
-        points = np.argwhere(mask_of(outline)).astype(np.float32)[:, ::-1] + np.float32(0.5)
+        cells = np.argwhere(mask_of_runs(outline["counts"], outline["size"]))
+        points = cells.astype(np.float32)[:, ::-1] + np.float32(0.5)
     return np.asarray(cv2.boxPoints(cv2.minAreaRect(points)), np.float32) if len(points) else np.zeros((4, 2), "f4")

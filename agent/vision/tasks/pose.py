@@ -17,19 +17,20 @@ from agent.vision.detections import Detections
 from agent.vision.drawing import Picture, draw_points
 from agent.vision.labels import LabelError, LabelKind, checked_box
 from agent.vision.preprocess import Geometry
-from agent.vision.registry import TASKS
 from agent.vision.shape_labels import FrameShapes, numbers
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.detect import Detect, box_document, kept_boxes
-from agent.vision.tasks.maps import class_axis
+from agent.vision.tasks.maps import find_maps
 from agent.vision.tasks.scores import Evaluation
-from agent.vision.tasks.shapes import Shapes, points_of
+from agent.vision.tasks.shapes import Shapes, comparable, points_of
 from agent.vision.tasks.task import See, disordered, mirrored
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Self is in `typing` since Python 3.11
+    from typing_extensions import Self
+
     from agent.vision.datasets.labelled_images import LabelledObjects
 
-SEEN = 0.5  # the score from which on a key point is seen
+SEEN = 0.5  # the score from which on a key point is seen, of several objects
 FAR = 0.05  # by the object's longer side: a key point farther away is elsewhere
 # COCO's, as it lists them: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles (cocodataset.org).
 COCO_SIGMAS = (
@@ -48,6 +49,7 @@ COCO_NAMES = (
 )  # fmt: skip
 _WITH_VISIBILITY = 5  # x, y, z, visibility, presence
 _OF_ONE = ("heatmaps", "landmarks")  # decoders of the one object in the picture
+_LEAST_SCORE = 1e-6
 _SIGMA = 0.05  # for key points that nobody has measured: some 5 % of the object's side
 
 
@@ -75,16 +77,18 @@ class Poses(Shapes):
         points: float32 (n, k, 3): x, y, and a score in [0, 1].
         sigmas: of each key point, how far people's labels scatter, by the root of an object's area; a tuple.
         is_one: The picture is of one object, whose box is around its key points.
+        seen_from: The score from which on a key point is seen.
     """
 
     points: FloatArray
     sigmas: tuple[float, ...]
     is_one: bool = False
+    seen_from: float = SEEN
 
     @property
     def seen(self) -> NDArray[np.bool_]:
         """Which key points are seen: bool (n, k)."""
-        return self.points[..., 2] >= SEEN
+        return self.points[..., 2] >= self.seen_from
 
     def overlaps(self, truth: LabelledBoxes, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return the object keypoint similarity (COCO) of every object with every object of the other answer.
@@ -92,7 +96,6 @@ class Poses(Shapes):
         A key point that only one of the two sees counts as far as `_agreement` says. Where neither sees any, the boxes'
         IoU counts. Against a label, its key points count, and those alone, whatever the score of this answer's.
         """
-        del wanted
         assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
         is_label = isinstance(truth, LabelledPoints)
         similarity = iou_matrix(self.boxes, truth.boxes)
@@ -101,13 +104,24 @@ class Poses(Shapes):
         sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
         areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
         spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
-        for row, points, seen in zip(similarity, self.points, self.seen, strict=True):
-            squares = np.square(truth.points[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
-            counted = truth.seen if is_label else seen | truth.seen
-            agreement = counted if is_label else _agreement(truth.points[..., 2], points[:, 2]) * counted
-            near, counts = (np.exp(-squares / spread) * agreement).sum(axis=1), counted.sum(axis=1)
-            np.divide(near, counts, out=row, where=counts > 0)
+        compared = comparable(self.boxes, truth.boxes, wanted)
+        for index, (points, seen) in enumerate(zip(self.points, self.seen, strict=True)):
+            others = slice(None) if compared is None else compared[index].nonzero()[0]
+            expected, shown = truth.points[others], truth.seen[others]
+            squares = np.square(expected[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
+            counted = shown if is_label else seen | shown
+            agreement = counted if is_label else self._agreement(expected[..., 2], points[:, 2]) * counted
+            near, counts = (np.exp(-squares / spread[others]) * agreement).sum(axis=1), counted.sum(axis=1)
+            boxes = similarity[index, others]
+            similarity[index, others] = np.divide(near, counts, out=boxes.copy(), where=counts > 0)
+        if compared is not None:
+            similarity[~compared] = 0.0
         return similarity
+
+    @property
+    def is_empty(self) -> bool:
+        """True where no object was found, and where the one object has no key point that is seen."""
+        return not len(self) or (self.is_one and not self.seen.any())
 
     def fidelity(self, reference: LabelledBoxes) -> float:
         """Return panoptic quality; of one object the share of its key points that are not far from the reference's.
@@ -117,24 +131,44 @@ class Poses(Shapes):
         assert isinstance(reference, (Poses, LabelledPoints)), "poses are compared with poses"
         if not self.is_one:
             return super().fidelity(reference)
+        share = self._share_of_points(reference)
+        return 1.0 if share is None else share
+
+    def accuracy(self, truth: LabelledBoxes) -> float | None:
+        """Return the fidelity to a label; None where the one object has no key point that is labelled."""
+        assert isinstance(truth, LabelledPoints), "poses are compared with labels of poses"
+        return self._share_of_points(truth) if self.is_one else super().accuracy(truth)
+
+    def _share_of_points(self, reference: Poses | LabelledPoints) -> float | None:
+        """Return the share of the one object's key points that are where the other one's are; None without any."""
         if not (len(self) and len(reference)):
-            return float(len(self) == len(reference))
+            return 0.0 if len(self) or len(reference) else None
         expected, found = reference.points[0], self.points[0]
         is_label = isinstance(reference, LabelledPoints)
         is_counted = reference.seen[0] if is_label else reference.seen[0] | self.seen[0]
         is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * _side(reference)
-        right = is_near if is_label else is_near * _agreement(expected[:, 2], found[:, 2])
-        return float(right[is_counted].mean()) if is_counted.any() else 1.0
+        right = is_near if is_label else is_near * self._agreement(expected[:, 2], found[:, 2])
+        return float(right[is_counted].mean()) if is_counted.any() else None
+
+    def _agreement(self, first: FloatArray, second: FloatArray) -> NDArray[np.float64]:
+        """Return how far two scores of each key point agree that it is seen, in [0, 1].
+
+        It is 1 on one side of `seen_from`. Beyond that a difference of as much is a miss, and a smaller one a part of
+        it: scores nearby cross it by chance.
+        """
+        is_alike = (first >= self.seen_from) == (second >= self.seen_from)
+        apart = np.abs(first.astype(np.float64) - second)
+        return np.where(is_alike, 1.0, 1.0 - np.minimum(apart / max(self.seen_from, _LEAST_SCORE), 1.0))
+
+    def bounded(self, limit: float) -> Self:
+        least, most = np.array([(-limit, -limit, 0.0), (limit, limit, 1.0)], np.float32)
+        return replace(super().bounded(limit), points=np.clip(self.points, least, most))
 
     def in_frame(self, geometry: Geometry | None) -> Poses:
         if geometry is None:
             return self
         points = np.dstack((geometry.points_to_frame(self.points[..., :2]), self.points[..., 2:]))
         return replace(self, boxes=geometry.to_frame(self.boxes), points=points)
-
-    def scaled(self, scale: float) -> Poses:
-        points = self.points * np.array((scale, scale, 1.0), np.float32)
-        return replace(self, boxes=self.boxes * np.float32(scale), points=points)
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return each object with its key points: x, y in pixels, and the score."""
@@ -151,17 +185,6 @@ class Poses(Shapes):
             draw_points(picture, points, seen, skeleton, class_id)
 
 
-def _agreement(first: FloatArray, second: FloatArray) -> NDArray[np.float64]:
-    """Return how far two scores of each key point agree that it is seen, in [0, 1].
-
-    It is 1 on one side of SEEN. Beyond that a difference of SEEN is a miss, and a smaller one a part of it: scores near
-    SEEN cross it by chance. Of CPM's points, whose maps peak there, 10 % do in hardly damaged networks.
-    """
-    is_alike = (first >= SEEN) == (second >= SEEN)
-    apart = np.abs(first.astype(np.float64) - second)
-    return np.where(is_alike, 1.0, 1.0 - np.minimum(apart / SEEN, 1.0))
-
-
 class FramePoints(FrameShapes[LabelledPoints, Poses]):
     """All objects of a frame, with their key points.
 
@@ -172,6 +195,7 @@ class FramePoints(FrameShapes[LabelledPoints, Poses]):
 
     shape_key: ClassVar[str] = "keypoints"
     example: ClassVar[str] = '[{"class": 0, "keypoints": [x1, y1, 2, x2, y2, 0]}]'
+    accuracy: ClassVar[str] = "mean panoptic quality of the key points; of one object, the share of its points"
 
     def __init__(self, names: Sequence[str] | None = None, is_one: bool = False) -> None:
         self._names, self._is_one = names, is_one
@@ -234,12 +258,16 @@ class FramePoints(FrameShapes[LabelledPoints, Poses]):
 
     def answer_document(self, answer: Poses) -> dict[str, Any]:
         points = np.round(answer.points.astype(float), 4).tolist()
-        return {**box_document(answer), "points": points, "sigmas": [*answer.sigmas], "is_one": answer.is_one}
+        kept = {"sigmas": [*answer.sigmas], "is_one": answer.is_one, "seen_from": answer.seen_from}
+        return {**box_document(answer), "points": points, **kept}
 
     def read_answer(self, document: Mapping[str, Any]) -> Poses:
         found, sigmas = kept_boxes(document), tuple(map(float, document["sigmas"]))
         points = np.array(document["points"], np.float32).reshape(len(found), len(sigmas), 3)
-        return Poses(**vars(found), points=points, sigmas=sigmas, is_one=document["is_one"] is True)
+        seen_from = float(document.get("seen_from", SEEN))  # earlier ones have none
+        return Poses(
+            **vars(found), points=points, sigmas=sigmas, is_one=document["is_one"] is True, seen_from=seen_from
+        )
 
     def coco_category(self) -> dict[str, Any]:
         names = self._names or ()
@@ -263,15 +291,20 @@ class Pose(Detect):
     - `landmarks`: one object; one output (k * d) with x, y in pixels, d from 2 on, and for d = 5 a logit of its
       visibility behind z (MediaPipe's pose, hand and face models).
 
+    Key points of several objects are seen from a score of 0.5 on. Those of one object are seen from the score threshold
+    on, which also the mean of their scores has to exceed: networks differ in how high their maps peak.
+
     A decoder of the user's own returns `Poses`.
     """
 
-    decoders: ClassVar[tuple[str, ...]] = TASKS["pose"].decoders
+    decoders: ClassVar[tuple[str, ...]] = ("yolov8", "end2end", "heatmaps", "landmarks")
+    keys: ClassVar[frozenset[str]] = frozenset(("nms", "keypoints", "sigmas"))
+    needed_keys: ClassVar[Mapping[str, str]] = {"keypoints": "how many key points an object has, or their names"}
     nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no key points: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FramePoints()
-    # A point of AP by key points, on persons of COCO, is gone at 0.17 on BlazePose and 0.28 on CPM.
-    max_loss: ClassVar[float] = 0.15
-    certified_loss: ClassVar[float] = 0.15
+    # A point of AP by key points, on persons of COCO, is gone at 0.13 on BlazePose and 0.17 on CPM.
+    max_loss: ClassVar[float] = 0.12
+    certified_loss: ClassVar[float] = 0.12
 
     @property
     def sigmas(self) -> tuple[float, ...]:
@@ -285,7 +318,7 @@ class Pose(Detect):
         name, threshold, count = self.spec.decoder or "", self.spec.score_threshold, self.spec.keypoint_count
         decode = EXTENDED_DECODERS.get(name)
         if decode is not None:
-            return lambda outputs: decode(outputs, size, threshold, self._extras(outputs))
+            return lambda outputs: self._several(decode(outputs, size, threshold, self._extras(outputs)))
         if name == "heatmaps":
             return lambda outputs: self._one(_from_heatmaps(outputs, size, count))
         if name == "landmarks":
@@ -305,33 +338,43 @@ class Pose(Detect):
         )
         raise no_fit(outputs, f"one output with {expected}")
 
-    def _one(self, points: FloatArray) -> Poses:
-        """Return the pose of the one object, whose score is the mean of its key points'."""
-        points = np.nan_to_num(points, nan=0.0, posinf=0.0, neginf=0.0)
-        is_seen = points[:, 2] >= SEEN
-        seen = points[is_seen] if is_seen.any() else points
-        box = np.hstack((seen[:, :2].min(axis=0), seen[:, :2].max(axis=0)))[np.newaxis]
-        score = np.clip(points[:, 2].mean(keepdims=True), 0.0, 1.0).astype(np.float32)
-        classes = np.zeros(1, np.int64)
-        return Poses(
-            boxes=box, classes=classes, scores=score, points=points[np.newaxis], sigmas=self.sigmas, is_one=True
-        )
-
-    def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Poses:
-        del outputs, size
-        if isinstance(found, Poses):
-            return found
-        if not isinstance(found, Candidates):
-            raise self._wrong_result(found, "Poses, each with key points")
+    def _several(self, found: Detections) -> Poses:
+        """Return the poses of objects, whose key points follow the classes."""
+        assert isinstance(found, Candidates), "columns of key points were asked for"
         count = self.spec.keypoint_count
         points = found.extras.reshape(len(found), count, found.extras.shape[1] // count)
         if points.shape[2] == 2:
             points = np.insert(points, 2, np.float32(1.0), axis=2)
-        sound = np.isfinite(points).all(axis=(1, 2)).nonzero()[0]
-        kept = found[sound]
+        boxes, classes, scores = found.boxes, found.classes, found.scores
+        return Poses(boxes=boxes, classes=classes, scores=scores, points=points, sigmas=self.sigmas)
+
+    def _one(self, points: FloatArray) -> Poses:
+        """Return the pose of the one object, whose score is the mean of its key points'.
+
+        Its key points are seen from the spec's score threshold on: so an object that is found has one. A key point that
+        is not finite is not seen.
+        """
+        points = np.where(np.isfinite(points).all(axis=1, keepdims=True), points, np.float32(0.0))
+        seen_from = self.spec.score_threshold
+        is_seen = points[:, 2] >= seen_from
+        seen = points[is_seen] if is_seen.any() else points
+        box = np.hstack((seen[:, :2].min(axis=0), seen[:, :2].max(axis=0)))[np.newaxis]
+        score, classes = points[:, 2].mean(keepdims=True), np.zeros(1, np.int64)
         return Poses(
-            boxes=kept.boxes, classes=kept.classes, scores=kept.scores, points=points[sound], sigmas=self.sigmas
+            boxes=box,
+            classes=classes,
+            scores=score,
+            points=points[np.newaxis],
+            sigmas=self.sigmas,
+            is_one=True,
+            seen_from=seen_from,
         )
+
+    def _finished(self, found: Detections, outputs: Outputs, size: Size) -> Poses:
+        del outputs, size
+        if not isinstance(found, Poses):
+            raise self._wrong_result(found, "Poses, each with key points")
+        return found
 
     @property
     def expects_crops(self) -> bool:
@@ -401,11 +444,13 @@ def _rounded(values: FloatArray) -> list[float]:
 
 def _from_heatmaps(outputs: Outputs, size: Size, count: int) -> FloatArray:
     """Return the key points (k, 3) in pixels of the input: the middle of each map's largest cell, blurred 5 x 5."""
-    found = [(each, axis) for each in outputs.values() if (axis := class_axis(each.shape, size, count)) is not None]
-    if len(found) != 1:
+    found = find_maps({name: each.shape for name, each in outputs.items()}, size, count)
+    if len({name for name, _ in found}) != 1:
         raise no_fit(outputs, f"one output with {count} heatmaps (batch, {count}, rows, columns), or channels last")
-    output, axis = found[0]
-    maps = np.nan_to_num(np.ascontiguousarray(np.moveaxis(output, axis, 2), np.float32))
+    name, axis = found[0]
+    output = outputs[name][np.newaxis] if axis is None else outputs[name]
+    maps = np.ascontiguousarray(np.moveaxis(output, axis or 0, 2), np.float32)
+    maps = np.nan_to_num(maps, posinf=0.0, neginf=0.0)
     rows, columns = maps.shape[:2]
     blurred = np.asarray(cv2.GaussianBlur(maps, (5, 5), 0)).reshape(-1, count)
     y, x = np.divmod(blurred.argmax(axis=0), columns)

@@ -21,7 +21,7 @@ from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.shape_labels import FrameOutlines, LabelledOutlines, kept_size, outlined
 from agent.vision.spec import ModelSpec
-from agent.vision.tasks.maps import encoded, has_proportions, no_map, part_of_frame, run_lengths, without_padding
+from agent.vision.tasks.maps import encoded, find_maps, no_map, part_of_frame, run_lengths, without_padding
 from agent.vision.tasks.scores import ClassScore, Evaluation
 from agent.vision.tasks.task import ModelTask, See, disordered, image_of, mirrored
 from engines.interface import Array, TensorSpec
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agent.vision.datasets.mask_images import MaskImages
 
 NOTHING = -1  # the class of a pixel that shows none
+_MOST_CLASSES = 1024  # as many squared are counted for a frame
 _SAME_CLASS = 0.5  # IoU from which on a class is where the reference has it
 _OPACITY = 0.5
 
@@ -175,6 +176,8 @@ class LabelMap(Answer):
 
 class FrameSegments(FrameOutlines[LabelMap]):
     """All areas of a frame; where two overlap, the later one counts."""
+
+    accuracy: ClassVar[str] = "mean IoU of the classes"
 
     def from_answer(self, answer: LabelMap, size: Size) -> LabelledOutlines:
         classes = answer.resized(size).classes
@@ -344,33 +347,23 @@ def _find_map(outputs: Sequence[TensorSpec], size: Size) -> tuple[str, int | Non
 
     Raises ConfigError (`decoder.shape`) where none is, or several of different shapes are.
     """
-    fitting = [(output.name, axis) for output in outputs for axis in class_axes(output.shape[1:], size)]
+    fitting = find_maps({output.name: output.shape[1:] for output in outputs}, size)
     names = {name for name, _ in fitting}
     if len({output.shape for output in outputs if output.name in names}) != 1:
         raise no_map(outputs, f"one output with a map in the proportions of the input, {size[0]}x{size[1]}")
     return fitting[0]
 
 
-def class_axes(shape: Sequence[int | None], size: Size) -> list[int | None]:
-    """Return which axes of an output, without the batch, may be the classes of a map of the input's proportions.
-
-    None stands for a map without such an axis. size: (height, width) of the input.
-    """
-    if len(shape) == 2:
-        return [None] if has_proportions(shape, size) else []
-    if len(shape) != 3:
-        return []
-    return [axis for axis in (0, 2) if has_proportions([side for at, side in enumerate(shape) if at != axis], size)]
-
-
 def _classes(output: Array, axis: int | None, threshold: float) -> Classes:
-    """Return the class of each pixel; of scores that are no numbers none is the largest."""
+    """Return the class of each pixel; NOTHING where scores or numbers are none, or a number is no class's."""
     scores = output[np.newaxis] if axis is None else np.moveaxis(output, axis, 0)
     if len(scores) > 1:
-        if not np.isfinite(scores).all():
-            scores = np.where(np.isnan(scores), -np.inf, scores)
-        return np.asarray(scores.argmax(axis=0), np.int16)
-    if axis is None or output.dtype.kind != "f":
-        return np.array(scores[0], np.int16)
+        if np.isfinite(scores).all():
+            return np.asarray(scores.argmax(axis=0), np.int16)
+        classes = np.where(np.isnan(scores), -np.inf, scores).argmax(axis=0)
+        return np.asarray(np.where(np.isnan(scores).all(axis=0), NOTHING, classes), np.int16)
     with np.errstate(invalid="ignore"):
+        if axis is None or output.dtype.kind != "f":
+            is_class = (scores[0] >= 0) & (scores[0] < _MOST_CLASSES)
+            return np.asarray(np.where(is_class, scores[0], NOTHING), np.int16)
         return np.asarray(np.where(scores[0] > threshold, 0, NOTHING), np.int16)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
-from agent.vision.boxes import FloatArray, LabelledBoxes
+from agent.vision.boxes import FloatArray, LabelledBoxes, iou_matrix
 from agent.vision.detections import Detections, matched_overlaps
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ OVERLAP_LOSS = 0.15
 _SHOWN = 80  # characters
 _FAR_PX = 1e9
 _PAIRS = 1024  # at a time; a mask of 160 x 160 takes 3 KB
+_MOST_PAIRS = 128**2  # are compared of two answers: a thousand objects have a million
 
 
 class Shapes(Detections):
@@ -38,6 +39,27 @@ class Shapes(Detections):
     def accuracy(self, truth: LabelledBoxes) -> float | None:
         """Return panoptic quality to the label's objects, as to another answer's."""
         return self.fidelity(truth) if len(self) or len(truth) else None
+
+
+def comparable(
+    boxes: FloatArray, others: FloatArray, wanted: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_] | None:
+    """Return which pairs of shapes are compared, bool (n, m): those that are wanted; None: all.
+
+    Of two crowds, of more than 128 objects each, it is for each shape those whose boxes overlap its own most.
+    """
+    if len(boxes) * len(others) <= _MOST_PAIRS:
+        return wanted
+    ious = iou_matrix(boxes, others)
+    if wanted is not None:
+        ious[~wanted] = 0.0
+    compared = ious > 0.0
+    most = max(1, _MOST_PAIRS // len(boxes))
+    if np.count_nonzero(compared) > _MOST_PAIRS and most < len(others):
+        nearest = np.zeros_like(compared)
+        np.put_along_axis(nearest, np.argpartition(-ious, most, axis=1)[:, :most], values=True, axis=1)
+        compared &= nearest
+    return compared
 
 
 def shape_ious(
@@ -63,8 +85,9 @@ def shape_ious(
     rows, columns = (may_overlap if wanted is None else may_overlap & wanted).nonzero()
     for first in range(0, len(rows), _PAIRS):
         some, other = rows[first : first + _PAIRS], columns[first : first + _PAIRS]
-        common = intersections(some, other)
-        union = areas[0][some] + areas[1][other] - common
+        own, their = areas[0][some], areas[1][other]
+        common = np.minimum(intersections(some, other), np.minimum(own, their))  # a thin shape's is rounding alone
+        union = own + their - common
         ious[some, other] = np.divide(common, union, out=np.zeros_like(common), where=union > 0.0)
     return np.minimum(ious, 1.0)  # areas are rounded
 

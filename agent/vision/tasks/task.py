@@ -37,13 +37,15 @@ class ModelTask(ABC):
 
     Class attributes, which the rest of the program reads:
         decoders: Names of its decoders; empty: it takes none.
+        keys: Keys of a spec, beside those of every task, that a spec of this one may have.
+        needed_keys: Those that it must have, each with what is expected.
         can_be_drawn: An answer can be drawn into a picture.
         has_large_answers: They are too large to be kept by the dozen.
         answers_padding: An answer has values also for the padding of the network input.
         has_open_outputs: The number of rows of an output may depend on the frame.
         finds_objects: An answer that is not empty shows that the camera sees something.
         frames_to_check: So many suffice to compare specs by it.
-        nvinfer_network_type: DeepStream's number: 1 for a classifier; 100 hands out raw tensors.
+        scores_classes: Its output is a score for each class of the frame: inference servers answer as it does.
         nvinfer_remark: What nvinfer needs to answer as the task does, in place of raw tensors; empty: it cannot.
         labels: What a frame's label is; None: a frame cannot be labelled.
         policy_keys: Those of a policy that apply to answers.
@@ -53,13 +55,15 @@ class ModelTask(ABC):
     """
 
     decoders: ClassVar[tuple[str, ...]] = ()
+    keys: ClassVar[frozenset[str]] = frozenset()
+    needed_keys: ClassVar[Mapping[str, str]] = {}
     can_be_drawn: ClassVar[bool] = False
     has_large_answers: ClassVar[bool] = False
     answers_padding: ClassVar[bool] = False
     has_open_outputs: ClassVar[bool] = False
     finds_objects: ClassVar[bool] = False
     frames_to_check: ClassVar[int] = 1
-    nvinfer_network_type: ClassVar[int] = 100
+    scores_classes: ClassVar[bool] = False
     nvinfer_remark: ClassVar[str] = ""
     labels: ClassVar[LabelKind[Any, Any] | None] = None
     policy_keys: ClassVar[frozenset[str]] = frozenset()
@@ -68,6 +72,15 @@ class ModelTask(ABC):
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+
+    @classmethod
+    def check_params(cls, params: Mapping[str, Any]) -> None:
+        """Check the spec's `params`, the keys of a task that has not its own there: the method to write for them.
+
+        Raises ValueError, which says what was expected.
+        """
+        if params:
+            raise ValueError("null: this task has no params")
 
     @abstractmethod
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:

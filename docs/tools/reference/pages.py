@@ -6,6 +6,7 @@ from docs.tools.reference.command_line import command_line_page
 from docs.tools.reference.configuration import configuration_page, model_page
 from docs.tools.reference.errors import errors_page
 from docs.tools.reference.events import events_page
+from docs.tools.reference.jobs import jobs_page
 from docs.tools.reference.metrics import metrics_page
 from docs.tools.reference.mqtt import mqtt_page
 
@@ -17,6 +18,7 @@ _PAGES = {
     "events": events_page,
     "metrics": metrics_page,
     "errors": errors_page,
+    "jobs": jobs_page,
 }
 
 

@@ -1,4 +1,4 @@
-"""What limits the jobs that begin by themselves: caps, pauses, rollbacks, refusals, raises of precision."""
+"""The limits of jobs that begin by themselves: caps, pauses, rollbacks, refusals, raises of precision."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_switch_to_an_unknown_or_the_present_regime_is_refused(
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[JobRequest]:
-    """What is handed to child processes."""
+    """The requests to child processes."""
     written: list[JobRequest] = []
     write = requests_module.write_job
 

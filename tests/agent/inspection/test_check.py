@@ -18,8 +18,10 @@ from model_families import depth, family
 from places import ROOT
 from zoo import Net
 
-from agent.inspection.check import Check, run_check
-from agent.inspection.sureness import Sureness, compare
+from agent.inspection.alternatives import alternatives, unchanged
+from agent.inspection.check import Check, Row, run_check
+from agent.inspection.sureness import Finding, Sureness, compare
+from agent.vision.spec import load_model_spec
 from agent.vision.tasks.task import disordered
 from benchmarks.spec_check import OTHERS
 from examples.street.scene import Street
@@ -125,6 +127,18 @@ def test_frames_that_show_nothing_decide_nothing(tmp_path: Path) -> None:
     assert check.verdict.startswith("nothing is found in these frames, whatever the spec")
 
 
+@pytest.mark.parametrize(
+    ("head", "remedy"), [("pose", "the task is pose, with keypoints: 6"), ("obb", "the task is obb")]
+)
+def test_channels_that_are_no_class_scores_are_named_with_their_task(head: str, remedy: str, street: Path) -> None:
+    """The graphs say nothing of the task, so that both are taken for detectors, by the number of their channels."""
+    model, photo = STREET / f"street-{head}.onnx", str(street / "04.png")
+    (fault,) = run_check(model, photo, None, 2).faults
+    assert "no class scores" in fault
+    assert fault.endswith(remedy)
+    assert run_check(model.with_suffix(".yaml"), photo, None, 2).faults == ()
+
+
 def test_a_raw_model_is_shown_and_not_compared(bench: Bench) -> None:
     raw = bench.write("raw.yaml", {"path": "model.onnx", "task": "raw", "input": {"scale": 1 / 255}})
     text = bench.text("check", raw, "--frames", bench / "clip.avi", "-o", bench / "raw.png")
@@ -180,6 +194,32 @@ def test_margins() -> None:
     more = figures(*[2.0] * 10, tops=(0.5,) * 10)
     assert compare(more, steady, resizes=True) == "finds more"
     assert compare(steady, more, resizes=True) == "finds less"
+
+
+def test_a_caption_claims_no_more_than_the_verdict(tmp_path: Path) -> None:
+    """Two specs are surer than the one as written, and these frames leave open which of them is surer."""
+    written = unchanged(load_model_spec(STREET / "model.yaml"), is_guessed=False)
+    by_name = {each.name: each for each in alternatives(written, (), is_bytes=False)}
+
+    def row(name: str, finding: Finding | None, *sums: float) -> Row:
+        return Row(by_name.get(name, written), Sureness(np.array(sums), np.array(sums)), finding)
+
+    rows = (
+        row("", None, *[0.1] * 10),
+        row("values 0 to 255", "surer", *[0.5, 0.7] * 5),
+        row("values -1 to 1", "surer", *[0.8, 0.45] * 5),
+        row("values as for ImageNet", "surer", *[0.2] * 10),
+        row("color: rgb", "no difference", *[0.0, 0.3] * 5),
+    )
+    check = Check(tmp_path, 10, rows, rows[2], np.zeros((2, 2, 3), np.uint8), (), ())
+    assert "values 0 to 255 does as well" in check.verdict
+    assert [check.caption(each) for each in rows] == [
+        "sureness 0.10",
+        "sureness 0.60: as sure as the surest",
+        "sureness 0.62: the surest",
+        "sureness 0.20: surer, but not the surest",
+        "sureness 0.15: no difference beyond chance",
+    ]
 
 
 def test_a_frame_in_disorder_has_the_same_pixels_elsewhere() -> None:

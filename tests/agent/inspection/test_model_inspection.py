@@ -47,12 +47,18 @@ from model_families import (
     ssd,
     ssd_offsets,
     unet,
+    yolo26_obb,
+    yolo26_pose,
     yolo26_seg,
+    yolov5,
     yolov8,
+    yolov8_obb,
+    yolov8_pose,
     yolov8_seg,
     yolox,
 )
 from onnx import ModelProto, TensorProto, helper
+from places import ROOT
 from zoo import Net, run
 
 from agent.common.errors import ConfigError
@@ -183,6 +189,46 @@ def test_exports_of_ultralytics_are_known_by_its_metadata(make: Family, tmp_path
 def test_prototypes_beside_a_table_are_masks_without_metadata(make: Family, tmp_path: Path) -> None:
     spec = written(saved(tmp_path, family(make)), tmp_path)
     assert (spec.task, spec.decoder) == ("instance", ULTRALYTICS[make][2])
+
+
+OF_SAMPLE = {
+    "pose": ("detect", "guess", "1 class and 6 key points (pose, keypoints: 6)"),
+    "obb": ("detect", "guess", "2 classes and an angle (obb)"),
+    "depth": ("depth", "guess", "counts"),
+    "instance": ("instance", "sure", "factors of masks"),
+}
+
+
+@pytest.mark.parametrize("head", OF_SAMPLE)
+def test_a_head_that_fits_several_tasks_is_not_sure_and_names_the_others(head: str) -> None:
+    """The sample's heads have no metadata; prototypes alone leave no doubt."""
+    task, sureness, others = OF_SAMPLE[head]
+    guess = inspect_model(ROOT / f"examples/street/street-{head}.onnx").guesses[0]
+    assert (guess.key, guess.value, guess.sureness) == ("task", task, sureness)
+    assert others in guess.reason
+
+
+@pytest.mark.parametrize("make", [yolov5, yolov8, yolov8_pose, yolo26_pose, yolov8_obb, yolo26_obb])
+def test_a_number_of_channels_alone_is_never_sure(make: Family, tmp_path: Path) -> None:
+    model = family(make)
+    guess = inspect_model(saved(tmp_path, model)).guesses[0]
+    assert guess.sureness != "sure"
+    assert "would look the same" in guess.reason
+    about = {"task": "detect", "author": "Ultralytics"}
+    if make in (yolov5, yolov8):
+        helper.set_model_props(model, about)
+        signed = inspect_model(saved(tmp_path, model)).guesses[0]
+        assert (signed.value, signed.sureness) == ("detect", "sure")
+        assert "the same" not in signed.reason
+
+
+def test_a_detector_that_chooses_inside_its_graph_keeps_its_table(tmp_path: Path) -> None:
+    """A TopK somewhere makes no key points of 126 places, though 126 - 6 is a multiple of three."""
+    model = family(yolov8)
+    model.graph.initializer.append(helper.make_tensor("five", TensorProto.INT64, (1,), [5]))
+    model.graph.node.append(helper.make_node("TopK", ["image", "five"], ["best", "places"], name="topk"))
+    guess = inspect_model(saved(tmp_path, model)).guesses[0]
+    assert (guess.value, guess.sureness) == ("detect", "likely")
 
 
 STRETCHED = InputSpec(color="rgb", resize="stretch", scale=1 / 255)

@@ -31,7 +31,7 @@ __all__ = ["desk"]  # the fixture
 
 
 def advance(at: Desk, step: str, percent: int) -> None:
-    """What the job's child says."""
+    """The job's child has come so far."""
     assert at.executor.state.job is not None
     at.executor.take(fact.ChildAdvanced(at.executor.state.job.id, step, percent))
 

@@ -87,7 +87,7 @@ def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
 
 
 def cancel(at: Desk) -> None:
-    """What the operator has not sent is cancelled, too."""
+    """Cancel by command."""
     answers: list[CommandResult] = []
     carry_out(EngineHandlers(at.executor), "cancel", CancelArgs(), answers.append, "cancel")
     assert answers[-1].status == "SUCCEEDED"

@@ -103,6 +103,32 @@ def test_labels_are_measured_and_learnt_from(tmp_path: Path) -> None:
     assert min(unsure) > 1.5 * max(sure)  # where no label differs from the others, few are needed
 
 
+@pytest.mark.usefixtures("without_pauses")
+def test_a_changed_label_costs_the_scores_of_its_own_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[object] = []
+
+    def counted(answer: Classification, truth: int) -> float | None:
+        scored.append(truth)
+        return accuracy(answer, truth)
+
+    accuracy = Classification.accuracy
+    monkeypatch.setattr(Classification, "accuracy", counted)
+    bench = Bench(tmp_path, per_s=0.5)
+    bench.watch(sampling._WARM_UP + 100)
+    frames = bench.store.frames()
+    changes: list[dict[int, int]] = [dict.fromkeys((each.id for each in frames), 0), {frames[3].id: 1}, {}]
+    counts, means = [], []
+    for truths in changes:
+        bench.store.label_all(truths)
+        scored.clear()
+        bench.watch(1)
+        assert bench.sampler.measured is not None
+        counts.append(len(scored))
+        means.append(bench.sampler.measured.overall.accuracy.estimate)
+    assert counts == [2 * len(frames), 2, 0], "of the served answer and of the reference's"
+    assert means[0] == 1.0 > means[1] == means[2]
+
+
 def test_counting_goes_on_after_a_restart_and_strata_stay(tmp_path: Path) -> None:
     bench = Bench(tmp_path, per_s=0.2)
     bench.watch(sampling._WARM_UP + 100)

@@ -51,6 +51,7 @@ def drawn(
         width=100,
         height=100,
         label=label,
+        labelled_s=None,
         suggested=False,
         skipped=skipped,
     )

@@ -29,7 +29,7 @@ def drawn(answers: Iterator[tuple[Answer, Truth | None]], regime: str = "night")
         DrawnFrame(
             camera="gate", regime=regime, frame=number, ts=float(number), stratum=number % 6, weight=1.0,
             probability=_P, seen=[(number + 1) / _P / 6.0] * 6, served=served, reference=served, id=number,
-            drawn_s=0.0, width=100, height=100, label=label, suggested=False, skipped=False,
+            drawn_s=0.0, width=100, height=100, label=label, labelled_s=None, suggested=False, skipped=False,
         )
         for number, (served, label) in enumerate(answers)
     ]  # fmt: skip

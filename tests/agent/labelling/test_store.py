@@ -7,12 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from label_bench import LabelBench
+from label_bench import CLASSES, LabelBench, tared
 
+from agent.camera.capture import Frame
 from agent.common.errors import AgentError
+from agent.config import LabellingConfig
+from agent.labelling.sampling import FrameSampler
 from agent.labelling.store import LabelStore
 from agent.vision.boxes import NO_BOXES, LabelledBoxes
 from agent.vision.detections import Detections
+from agent.vision.task import ServedFrame
+from agent.vision.tasks.classify import Classification
+
+CUTS = [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
 def test_a_frame_comes_back_as_it_was_drawn_and_a_label_as_it_was_given(tmp_path: Path) -> None:
@@ -39,6 +46,38 @@ def test_another_model_has_frames_of_its_own(tmp_path: Path) -> None:
     assert (other.frames(), len(bench.store.frames())) == ([], 1)
     with pytest.raises(AgentError, match=r"labelling\.unknown"):
         other.label(1, 0)
+
+
+def test_labels_of_another_task_are_kept_aside_and_count_again_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model's file stays, and the spec calls it a detector first, then a classifier, then a detector again."""
+    bench = LabelBench(tmp_path, "detect", 3)
+    detector = bench.store
+    detector.fix_strata(CUTS, CLASSES)
+    detector.label_all({1: NO_BOXES, 2: NO_BOXES})
+    before = detector.revision()
+    classifier = LabelBench(tmp_path, "classify", 0)
+    assert (classifier.store.frames(), classifier.store.counted(), classifier.store.strata()) == ([], {}, None)
+    assert classifier.store.labels_of_other_tasks() == {"detect": 2}
+    tared(classifier, "--list", code=2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 labels of task detect: these labels are of another task" in said
+    assert "labelling.none: no drawn frame of model.onnx for task classify" in said
+    sampler = FrameSampler(classifier.store, LabellingConfig(), CLASSES, 1, lambda _: None)
+    served = ServedFrame(Frame(1, 1.0, 0, np.zeros((2, 2, 3), np.uint8), "gate"), "a1b2", Classification(0, 0.9), 0, 0)
+    for _ in range(3):
+        sampler._read_at = 0.0
+        sampler.add(served, Classification(0, 0.9), None)
+    assert caplog.text.count("labels=2 task=detect") == 1
+    with pytest.raises(AgentError, match="no frame 1 of this model and task"):
+        classifier.store.label(1, 0)
+    classifier.store.fix_strata(CUTS, CLASSES)
+    classifier.draw(0)
+    classifier.store.label(4, 2)
+    assert classifier.labels() == [2]
+    assert (bench.labels(), detector.revision()) == ([[], [], None], before)
+    assert detector.labels_of_other_tasks() == {"classify": 1}
 
 
 def test_damage_costs_a_row_or_a_picture_and_a_damaged_file_is_set_aside(tmp_path: Path) -> None:

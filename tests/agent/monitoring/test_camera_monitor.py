@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from agent.monitoring.camera_monitor import CameraMonitor, Spending
 from agent.monitoring.drift import Regime
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.regimes import Regimes, RegimeStore
-from agent.vision.answer import Answer
+from agent.vision.answer import Answer, ServedClass
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
@@ -122,6 +123,31 @@ def test_where_nothing_is_found_noise_alone_raises_an_alarm(config: Config) -> N
     drift = monitor.state("", Spending(0.0, 0.0)).drift
     assert drift is not None
     assert (drift.state, drift.gain) == ("alarm", None)
+
+
+class ReadsMeanwhile(Classification):
+    """An answer whose comparison reads in another thread what is known of the camera."""
+
+    read: Callable[[], object]
+
+    def fidelity(self, reference: Classification) -> float:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self.read).result(timeout=30.0)
+        return super().fidelity(reference)
+
+    def pairs(self, served: Classification | None) -> list[ServedClass]:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self.read).result(timeout=30.0)
+        return super().pairs(served)
+
+
+def test_a_reader_does_not_wait_for_the_comparison_of_a_crowd(config: Config) -> None:
+    monitor = monitor_for(config)
+    monitor.watch(regime(), [], 0.0)
+    answer = ReadsMeanwhile(0, 0.9)
+    object.__setattr__(answer, "read", lambda: known_of(monitor))
+    feed(monitor, range(3), truth=answer)
+    assert known_of(monitor)[1].n == 3
 
 
 def test_a_frozen_camera_shows_nothing_new(config: Config) -> None:

@@ -25,7 +25,7 @@ def watch(losses: ClassLosses, answer: Serve, first: int, frames: int, classes: 
     """Classes in a random order, each as often."""
     order = np.random.default_rng(first).integers(0, classes, frames).tolist()
     for frame, class_id in enumerate(order, first):
-        losses.add(frame, float(frame), seen(answer(frame, class_id)), seen(class_id))
+        losses.add(frame, float(frame), seen(class_id).pairs(seen(answer(frame, class_id))))
     return losses
 
 
@@ -69,9 +69,9 @@ def test_the_objects_of_a_frame_count_together_and_missed_ones_have_nothing_in_t
     losses = ClassLosses(1.0, 1.0)
     half = Detections(boxes=boxes[[0, 1, 3]], classes=np.array([1, 1, 2]), scores=np.full(3, 0.9, np.float32))
     for frame in range(800):
-        losses.add(frame, float(frame), reference, reference)
+        losses.add(frame, float(frame), reference.pairs(reference))
     for frame in range(400):
-        losses.add(frame, float(frame), half, reference)
+        losses.add(frame, float(frame), reference.pairs(half))
     (lost,) = losses.lost
     assert (lost.class_id, lost.instead) == (1, None)
     assert lost.loss == pytest.approx(1.0 / 3.0, abs=0.01)
@@ -100,5 +100,6 @@ def test_a_state_that_no_process_has_left_is_refused(state: dict[str, object]) -
 
 def test_raw_outputs_are_ignored() -> None:
     losses = ClassLosses(1.0, 1.0)
-    losses.add(0, 0.0, RawOutputs({"out": np.zeros(3)}), RawOutputs({"out": np.zeros(3)}))
+    outputs = RawOutputs({"out": np.zeros(3)})
+    losses.add(0, 0.0, outputs.pairs(outputs))
     assert (losses.values, losses.lost) == (0, ())

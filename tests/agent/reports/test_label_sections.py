@@ -40,20 +40,21 @@ def store_fixture(tmp_path: Path) -> LabelStore:
 
 @pytest.mark.usefixtures("store")
 def test_a_model_without_drawn_frames_has_no_section(tmp_path: Path) -> None:
-    assert list(label_sections(tmp_path, "another")) == []
-    assert list(label_sections(tmp_path / "elsewhere", "model")) == []
+    assert list(label_sections(tmp_path, "another", "classify")) == []
+    assert list(label_sections(tmp_path, "model", "detect")) == []
+    assert list(label_sections(tmp_path / "elsewhere", "model", "classify")) == []
 
 
 @pytest.mark.usefixtures("store")
 def test_frames_that_wait_are_counted(tmp_path: Path) -> None:
-    (section,) = label_sections(tmp_path, "model")
+    (section,) = label_sections(tmp_path, "model", "classify")
     assert section.text == ["40 drawn frames wait for their labels: run 'tared label'."]
 
 
 def test_the_accuracy_stands_with_its_interval_by_camera_engine_and_class(store: LabelStore, tmp_path: Path) -> None:
     for number in range(1, 41):
         store.label(number, number % 10 == 0)  # a dog in one frame of ten, which both engines take for a cat
-    (section,) = label_sections(tmp_path, "model")
+    (section,) = label_sections(tmp_path, "model", "classify")
     scores, classes = section.tables
     assert [row[0] for row in scores.rows] == ["all", "camera gate", "engine a1b2"]
     shown, estimate = scores.rows[0][2]
@@ -66,5 +67,5 @@ def test_the_accuracy_stands_with_its_interval_by_camera_engine_and_class(store:
 def test_damage_is_shown_in_place_of_figures(store: LabelStore, tmp_path: Path) -> None:
     for path in store.folder.glob("labels.sqlite*"):
         path.write_bytes(b"no database" * 500)
-    (section,) = label_sections(tmp_path, "model")
+    (section,) = label_sections(tmp_path, "model", "classify")
     assert "labelling.damaged" in section.text[0]

@@ -132,7 +132,7 @@ def test_the_class_that_int8_loses_is_named(task: str) -> None:
     losses = ClassLosses(1.0, 1.0)
     for frame in range(1500):
         is_lost = frame > 500
-        losses.add(frame, float(frame), answer(task, 1 if is_lost else 0), answer(task))
+        losses.add(frame, float(frame), answer(task).pairs(answer(task, 1 if is_lost else 0)))
     (lost,) = losses.lost
     assert (lost.class_id, lost.instead) == (0, 1)
     assert lost.loss > 0.9

@@ -33,8 +33,14 @@ class Level(Answer):
         return f"{self.metres:.2f} m"
 
 class WaterLevel(ModelTask):
+    @classmethod
+    def check_params(cls, params):
+        if sorted(params) != ["full_m"] or params["full_m"] <= 0:
+            raise ValueError("full_m, in metres")
+
     def open_decoder(self, size, outputs):
-        return lambda batch: Level(float(next(iter(batch.values())).mean()))
+        full_m = (self.spec.params or {"full_m": 1.0})["full_m"]
+        return lambda batch: Level(full_m * float(next(iter(batch.values())).mean()))
 """
 
 
@@ -72,6 +78,10 @@ def test_a_task_of_a_package_is_served_calibrated_built_and_compared(bench: Benc
     )
     assert built["precision"] == "int8"
     assert "fidelity" in check
+    twice = bench.spec("deep", net.model(level), task="water-level", labels=[], params={"full_m": 2.0})
+    assert bench.json("infer", twice, *frames, "-o", bench / "deep.jsonl")["frames"] == CLIP_FRAMES
+    deep = strict((bench / "deep.jsonl").read_text().splitlines()[0] + "\n")
+    assert deep["metres"] == pytest.approx(2.0 * first["metres"], abs=2e-3)
     assert bench.refuses("infer", spec, *frames, "--save", bench / "out.mp4").startswith("save.nothing: ")
 
 
@@ -90,3 +100,19 @@ def test_a_task_of_a_package_is_served_calibrated_built_and_compared(bench: Benc
 def test_a_task_that_is_not_there_is_refused_with_those_that_are(task: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(ModelSpec, {"path": "a.onnx", "task": task}, "model.yaml")
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("task", "params", "message"),
+    [
+        ("water-level", {"full_m": -1}, "params: expected full_m, in metres"),
+        ("water-level", {"full_m": "deep"}, "params: expected what task 'water-level' can check; it raises TypeError"),
+        ("raw", {"full_m": 1}, "params: expected null: this task has no params"),
+    ],
+)
+def test_params_that_the_task_does_not_take_are_refused(task: str, params: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(ModelSpec, {"path": "a.onnx", "task": task, "params": params}, "model.yaml")
+    plain = validate(ModelSpec, {"path": "a.onnx", "task": task}, "model.yaml")
+    assert "params" not in plain.model_dump(mode="json"), "what was built before the key came keeps its id"

@@ -11,7 +11,7 @@ from agent.common.errors import ConfigError
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.opening import open_task
-from agent.vision.tasks.raw import RawOutputs, channel_axis, channel_sqnr_db
+from agent.vision.tasks.raw import RawOutputs, channel_axis, channel_noise
 from engines.interface import TensorSpec
 
 UNKNOWN = Fidelity(1.0, is_empty=True)  # as a frame that shows nothing: means leave it out
@@ -34,7 +34,7 @@ def agreement(
 
 def test_a_vector_is_judged_by_its_power() -> None:
     reference, close, far = np.array([3.0, 4.0]), np.array([3.0, 4.5]), np.array([3.0, 4.6])
-    assert channel_sqnr_db(close, reference) == pytest.approx([20.0])  # 25 against 0.25
+    assert channel_noise(close, reference).sqnr_db == pytest.approx([20.0])  # 25 against 0.25
     assert agreement(close, reference, 19.99) == Fidelity(1.0)
     assert agreement(far, reference) == Fidelity(0.0)
 
@@ -50,7 +50,52 @@ def test_small_scores_count_beside_large_coordinates() -> None:
 def test_harm_to_one_channel_counts_as_one_channel() -> None:
     served = table()
     served[:, COORDINATES] = 0.0
-    assert agreement(served, table()).value == pytest.approx(1 - 1 / (COORDINATES + CLASSES))
+    assert agreement(served, table()).value == pytest.approx(1 - 1 / CLASSES)
+
+
+def landmarks() -> NDArray[np.float32]:
+    """Like an output of BlazePose: x, y, z in pixels, and the logits of visibility and presence, in one vector."""
+    rng = np.random.default_rng(5)
+    return np.hstack((rng.random((39, 3)) * 256.0, rng.normal(0.0, 3.0, (39, 2)))).reshape(1, 195).astype(np.float32)
+
+
+def rows_of(columns: int, *scores: int) -> NDArray[np.float32]:
+    """Return a table (rows, columns) of signed coordinates, with scores below one in some columns."""
+    values = np.random.default_rng(6).random((400, columns)).astype(np.float32)
+    others = [column for column in range(columns) if column not in scores]
+    values[:, others] = (values[:, others] - 0.5) * 8.0
+    return values
+
+
+@pytest.mark.parametrize(
+    ("reference", "part"),
+    [
+        (landmarks(), np.s_[:, 3::5]),
+        (rows_of(6, 4), np.s_[:, 4]),
+        (rows_of(37, 4).T[np.newaxis], np.s_[:, 4]),
+        (rows_of(5, 4).T.reshape(1, 5, 1, 400), np.s_[:, 4]),
+    ],
+    ids=["vector", "without_a_batch", "one_class_among_mask_coefficients", "four_axes"],
+)
+def test_a_channel_of_its_own_kind_is_not_drowned_by_the_others(
+    reference: NDArray[np.float32], part: tuple[slice, ...]
+) -> None:
+    served = reference.copy()
+    served[part] *= -1.0
+    assert agreement(reference, reference) == Fidelity(1.0)
+    assert agreement(served, reference).value <= 0.5
+
+
+def test_a_box_and_its_score_in_one_vector_are_unknown() -> None:
+    reference = np.array([[300.0, 200.0, 400.0, 500.0, 0.9]])
+    served = reference * [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert agreement(served, reference) == UNKNOWN
+
+
+def test_probabilities_in_one_vector_are_judged_however_small_some_are() -> None:
+    reference = np.array([[0.98, 0.0199, 1e-4]])
+    assert agreement(np.array([[0.97, 0.0298, 2e-4]]), reference) == Fidelity(1.0)
+    assert agreement(reference[:, ::-1], reference) == Fidelity(0.0)
 
 
 def test_a_class_that_is_not_there_is_judged_by_those_that_are() -> None:
@@ -63,7 +108,7 @@ def test_a_channel_that_wakes_up_is_noise() -> None:
     reference, served = table(), table()
     reference[:, -1] = 0.0
     served[:, -1] = 1.0
-    assert agreement(served, reference).value == pytest.approx(1 - 1 / (COORDINATES + CLASSES))
+    assert agreement(served, reference).value == pytest.approx(1 - 1 / CLASSES)
 
 
 def test_the_worst_output_decides_unless_others_are_named() -> None:
@@ -91,7 +136,7 @@ def test_the_worst_output_decides_unless_others_are_named() -> None:
     ],
 )
 def test_values_without_a_level(served: list[float], reference: list[float], expected: float) -> None:
-    assert channel_sqnr_db(np.array(served), np.array(reference)) == pytest.approx([expected])
+    assert channel_noise(np.array(served), np.array(reference)).sqnr_db == pytest.approx([expected])
 
 
 def test_the_worst_channel_has_a_name() -> None:
@@ -135,6 +180,10 @@ def test_outputs_that_cannot_be_judged_are_unknown(served: NDArray[np.float64], 
         ((1, 12, 360, 480), 1),
         ((1, 512, 7, 7), 1),
         ((1, 64, 64, 39), 3),
+        ((1, 1, 48, 64), 1),
+        ((1, 1, 195), None),
+        ((1, 5, 1, 8400), 1),
+        ((300, 6), 1),
         ((1, 3, 80, 80, 85), 4),
     ],
 )

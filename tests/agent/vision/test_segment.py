@@ -72,9 +72,20 @@ def test_classes_without_a_label_and_scores_that_are_no_numbers_are_nothing() ->
     assert set(np.unique(decoded(scores, spec("sky", "road")))) == {NOTHING, SKY, ROAD}
     scores[:, 0, 0] = np.nan, 0.5, np.nan
     scores[0, 0, 1] = np.nan
-    assert decoded(scores, spec("sky", "road", "pole"))[0, :2].tolist() == [ROAD, ROAD]
+    scores[:, 0, 2] = np.nan
+    assert decoded(scores, spec("sky", "road", "pole"))[0, :3].tolist() == [ROAD, ROAD, NOTHING]
     mask = np.full((1, *SIZE), np.nan, np.float32)
     assert (decoded(mask, spec("person")) == NOTHING).all()
+
+
+@pytest.mark.parametrize("number", [-3, 40000, -(2**40), np.nan, np.inf])
+def test_a_number_of_no_class_is_nothing_and_can_be_compared(number: float) -> None:
+    output = street().astype(np.float32 if not np.isfinite(number) else np.int64)
+    output[0, :8] = number
+    expected = street()
+    expected[0, :8] = NOTHING
+    np.testing.assert_array_equal(decoded(output, spec()), expected)
+    assert 0.9 < of(decoded(output, spec())).fidelity(of(street())) < 1.0
 
 
 @pytest.mark.parametrize("shapes", [[(1, 3, 24, 99)], [(1, 10)], [(1, 3, 24, 32), (1, 3, 12, 16)]])

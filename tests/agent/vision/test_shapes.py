@@ -14,14 +14,17 @@ import shape_outputs
 from shape_outputs import SIZE, Object
 
 from agent.common.errors import ConfigError, DatasetError
+from agent.vision.boxes import iou_matrix
 from agent.vision.datasets.outlines import run_lengths_of
+from agent.vision.drawing import draw_points
+from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.tasks.instance import Instances
 from agent.vision.tasks.obb import Obb, OrientedBoxes, common_areas, corner_ious, turned
 from agent.vision.tasks.opening import open_task
-from agent.vision.tasks.pose import Poses
+from agent.vision.tasks.pose import FramePoints, Poses
 from engines.interface import TensorSpec
 
 LABELS = ("car", "bus", "van")
@@ -183,7 +186,7 @@ def test_a_point_of_one_object_that_is_doubted_costs_as_far_as_scores_differ() -
     logits = np.full((5, 5), 3.0, np.float32)
     logits[:, :2] = points(48, 32, 40)[:, :2]
     logits[2, 3] = 0.4
-    model, losses = spec("pose", "landmarks", keypoints=5), []
+    model, losses = spec("pose", "landmarks", keypoints=5, score_threshold=0.5), []
     reference = decoded(model, {"points": logits.reshape(1, -1)})
     for logit in (3.0, 0.1, -0.1, -1.0, -3.0):
         logits[2, 3] = logit
@@ -191,6 +194,37 @@ def test_a_point_of_one_object_that_is_doubted_costs_as_far_as_scores_differ() -
     assert losses[:2] == [0.0, 0.0], "it is seen"
     assert np.diff(losses[1:]).min() > 0.04
     assert losses[-1] == pytest.approx(0.2)
+
+
+def peaks(*heights: float, **changes: Any) -> Poses:
+    """Return the pose of heatmaps with one broad peak each."""
+    maps = np.zeros((1, len(heights), *CELLS), np.float32)
+    for number, height in enumerate(heights):
+        maps[0, number, 3:8, 3 * number : 3 * number + 5] = height
+    found = decoded(spec("pose", "heatmaps", keypoints=len(heights), **changes), {"maps": maps})
+    assert isinstance(found, Poses)
+    return found
+
+
+def test_a_point_of_one_object_is_seen_from_the_score_threshold_on() -> None:
+    """Networks differ in how high their maps peak: CPM's are at some 0.3."""
+    heights = (0.3, 0.2, 0.05, 0.15)
+    assert peaks(*heights, score_threshold=0.1).seen.tolist() == [[True, True, False, True]]
+    assert peaks(0.9, 0.35, 0.25, 0.6).seen.tolist() == [[True, True, False, True]], "0.3 without a word of the spec"
+    lower = peaks(0.3, 0.2, 0.05, 0.05, score_threshold=0.1)
+    assert lower.fidelity(peaks(*heights, score_threshold=0.1)) == pytest.approx(2 / 3), "0.1 of 0.1: a whole miss"
+    assert FramePoints().read_answer(FramePoints().answer_document(lower)).seen.tolist() == lower.seen.tolist()
+
+
+def test_an_object_without_a_point_that_is_seen_shows_nothing() -> None:
+    seen = peaks(0.9, 0.6, 0.35)
+    assert peaks(0.3, 0.2, 0.25).is_empty
+    unseen = dataclasses.replace(seen, points=seen.points * np.array([1.0, 1.0, 0.1], np.float32))
+    assert fidelity(unseen, unseen) == Fidelity(1.0, is_empty=True)
+    assert fidelity(seen, seen) == Fidelity(1.0, is_empty=False)
+    assert fidelity(unseen, seen) == Fidelity(unseen.fidelity(seen), is_empty=False)
+    unlabelled = FramePoints(("a", "b", "c")).read([{"class": 0, "box": [0, 0, 9, 9], "keypoints": [0.0] * 9}])
+    assert seen.accuracy(unlabelled) is None
 
 
 def test_an_angle_and_its_half_turn_are_one_box() -> None:
@@ -273,6 +307,15 @@ def test_answers_come_to_the_frame_and_into_a_picture(answer: Any) -> None:
     assert shown.fidelity(shown) == 1.0
 
 
+@pytest.mark.parametrize("width", [640, 1920, 3840])
+def test_a_key_point_is_as_large_as_its_picture_asks_for(width: int) -> None:
+    picture = np.zeros((width // 2, width, 3), np.uint8)
+    where, seen = np.full((1, 2), width / 4, np.float32), np.ones(1, np.bool_)
+    draw_points(picture, where, seen, (), 0)
+    across = picture.any(axis=(0, 2)).sum()
+    assert 0.009 <= across / width <= 0.012
+
+
 @pytest.mark.parametrize("task", ["instance", "pose", "obb"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 def test_outputs_of_a_broken_engine_give_a_sound_answer(task: str, value: float) -> None:
@@ -287,6 +330,48 @@ def test_outputs_of_a_broken_engine_give_a_sound_answer(task: str, value: float)
         found = decoded(spec(task, **keys), outputs)
         assert 0.0 <= found.fidelity(empty) <= 1.0
         found.drawn_into(np.zeros((100, 192, 3), np.uint8), GEOMETRY, spec("detect"))
+
+
+@pytest.mark.parametrize("task", ["detect", "instance", "pose", "obb"])
+def test_an_answer_is_within_bounds_whatever_the_engine_says(task: str) -> None:
+    """Scores of 7, sides below zero, a far corner, and a candidate with one value that is not finite."""
+    extras: Any = {"detect": [], "instance": [1, 0], "pose": points(22, 22, 30), "obb": [0.3]}[task]
+    extras = np.ravel(extras).tolist()
+    far = [1e20] * len(extras) if task in ("pose", "obb") else extras
+    objects = [
+        Object((22, 22, -40, -40), 0, 7.0, extras),
+        Object((66, 34, 1e20, 48), 2, 0.8, far),
+        Object((66, 34, 48, 48), 1, 0.9, [*extras[:-1], np.nan] if extras else extras),
+        Object((66, np.inf, 48, 48), 1, 0.9, extras),
+    ]
+    outputs = shape_outputs.outputs("yolov8", objects, len(extras))
+    keys: dict[str, Any] = {"keypoints": 5} if task == "pose" else {}
+    model = spec(task, nms="none", **keys)
+    found = decoded(model, {**outputs, **(shape_outputs.prototypes(DISCS) if task == "instance" else {})})
+    assert found.classes.tolist() == ([0, 1, 2] if task == "detect" else [0, 2])
+    assert (found.scores.max(), found.scores.min()) == (1.0, np.float32(0.8))
+    assert (found.boxes[:, :2] <= found.boxes[:, 2:]).all()
+    places = [found.boxes, *(getattr(found, name)[..., :2] for name in ("points", "corners") if hasattr(found, name))]
+    assert max(float(np.abs(each).max()) for each in places) <= 4 * max(SIZE)
+    if isinstance(found, Poses):
+        assert 0.0 <= found.points[..., 2].min() <= found.points[..., 2].max() <= 1.0
+
+
+@pytest.mark.parametrize(("decoder", "value"), [("heatmaps", np.nan), ("heatmaps", np.inf), ("landmarks", np.nan)])
+def test_a_key_point_of_one_object_that_is_not_finite_is_not_seen(decoder: str, value: float) -> None:
+    rows = np.hstack((points(48, 32, 40)[:, :2], np.zeros((5, 1)), np.full((5, 2), 3.0))).astype(np.float32)
+    rows[1, 0] = value
+    maps = np.zeros((1, 5, *CELLS), np.float32)
+    maps[0, :, 8:11, 8:11] = 1.0
+    maps[0, 1, 2, 2] = value
+    output = maps if decoder == "heatmaps" else rows.reshape(1, -1)
+    found = decoded(spec("pose", decoder, keypoints=5), {"out": output})
+    assert np.isfinite(found.points).all()
+    assert np.isfinite(found.boxes).all()
+    if decoder == "landmarks":
+        assert found.seen[0].tolist() == [True, False, True, True, True]
+    else:
+        np.testing.assert_allclose(found.points[0, 1], found.points[0, 0], atol=1e-3)
 
 
 def test_outputs_that_do_not_fit_are_refused() -> None:
@@ -438,3 +523,49 @@ def test_shapes_that_move_in_boxes_that_stay_diverge(model: ModelSpec, reference
     diverged = open_task(model).divergence((served, served), (reference, reference))
     assert diverged == pytest.approx(missed.mean())
     assert missed.max() > 0.01
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.3, -1.1])
+def test_boxes_without_an_area_overlap_their_equals_alone(turn: float) -> None:
+    rng = np.random.default_rng(3)
+    centres, angles = rng.random((300, 2)).astype(np.float32) * 100 + 50, rng.random(300).astype(np.float32) * 3
+    flat, solid = np.full((300, 2), (40, 0), np.float32), np.full((300, 2), (40, 20), np.float32)
+    lines = turned(centres, flat, angles + np.float32(turn))
+    boxes, crossing = turned(centres, solid, angles), turned(centres, flat, angles + np.float32(1.0))
+    for served, reference in ((lines, boxes), (boxes, lines), (lines, crossing)):
+        assert np.diag(corner_ious(served, reference)).max() == 0.0
+    np.testing.assert_array_equal(np.diag(corner_ious(lines, lines)), 1.0)
+
+
+def crowd(task: str, count: int) -> Any:
+    """Return so many objects of a task, all of which overlap many others, each with a score of its own."""
+    rng = np.random.default_rng(count)
+    corners = rng.random((count, 2)).astype(np.float32) * 30
+    boxes = np.hstack((corners, corners + 40))
+    common: dict[str, Any] = {
+        "boxes": boxes,
+        "classes": np.zeros(count, np.int64),
+        "scores": np.linspace(0.9, 0.4, count).astype(np.float32),
+    }
+    if task == "instance":
+        masks = rng.integers(0, 256, (count, 16, 3), np.uint8)
+        return Instances(**common, masks=masks, columns=24, covered=SIZE)
+    if task == "pose":
+        places = np.dstack((rng.random((count, 5, 2)) * 40 + corners[:, np.newaxis], np.ones((count, 5, 1))))
+        return Poses(**common, points=places.astype(np.float32), sigmas=(0.05,) * 5)
+    found = turned(corners + 20, np.full((count, 2), 40, np.float32), rng.random(count).astype(np.float32))
+    return OrientedBoxes.around(found, common["classes"], common["scores"])
+
+
+@pytest.mark.parametrize("task", ["instance", "pose", "obb"])
+def test_a_crowd_is_compared_by_its_nearest_boxes_and_few_objects_all_with_all(task: str) -> None:
+    many, few = crowd(task, 400), crowd(task, 100)
+    overlaps = many.overlaps(many)
+    assert np.count_nonzero(overlaps) <= 128**2 < np.count_nonzero(iou_matrix(many.boxes, many.boxes))
+    np.testing.assert_allclose(np.diag(overlaps), 1.0, rtol=1e-5)
+    assert many.fidelity(many) == pytest.approx(1.0)
+    assert {served for _, served in many.pairs(many)} == {0}
+    assert few.overlaps(few)[3, 60] == pytest.approx(few[3:4].overlaps(few[60:61])[0, 0])
+    some = np.isin(np.arange(400), (3, 60))
+    compared, alone = many.overlaps(many[some]), many[some].overlaps(many[some])
+    np.testing.assert_allclose(compared[some], alone)
