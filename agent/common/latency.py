@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,8 @@ _REPORTED_OCTAVES = range(9, 23)  # upper bounds of `cumulative_counts`, from ha
 class LatencyHistogram:
     """Percentiles of a duration in constant memory: counts in logarithmic buckets from 1 us up.
 
-    Durations are sorted into the buckets by the hundred, or when a figure is read. The frame path only adds a number,
-    and appends to a list.
+    Durations are sorted into the buckets by the hundred. The frame path only adds a number, and appends to a list.
+    Reading changes nothing.
     """
 
     def __init__(self) -> None:
@@ -35,16 +36,13 @@ class LatencyHistogram:
         self.sum_ns += duration_ns
         self._newest.append(duration_ns)
         if len(self._newest) >= _UNSORTED:
-            self._counts()
+            self._sorted, self._newest = self._counts(), []
 
     def _counts(self) -> NDArray[np.int64]:
-        """Return the counts by bucket, once the newest durations are sorted."""
-        if self._newest:
-            octaves = np.log2(np.maximum(np.array(self._newest, np.float64), _SMALLEST_NS) / _SMALLEST_NS)
-            buckets = np.minimum((octaves * _BUCKETS_PER_OCTAVE).astype(np.int64), self._sorted.size - 1)
-            self._sorted += np.bincount(buckets, minlength=self._sorted.size)
-            self._newest.clear()
-        return self._sorted
+        """Return the counts by bucket, with those of the newest durations."""
+        octaves = np.log2(np.maximum(np.array(self._newest, np.float64), _SMALLEST_NS) / _SMALLEST_NS)
+        buckets = np.minimum((octaves * _BUCKETS_PER_OCTAVE).astype(np.int64), self._sorted.size - 1)
+        return self._sorted + np.bincount(buckets, minlength=self._sorted.size)
 
     def percentile_ms(self, percent: float) -> float:
         """Return the duration in ms that `percent` of the values do not exceed; 0.0 without values."""
@@ -61,10 +59,10 @@ class LatencyHistogram:
         return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _REPORTED_OCTAVES]
 
     def copy(self) -> LatencyHistogram:
-        """Return a histogram of the durations so far, which no other thread changes."""
-        copy = LatencyHistogram()
-        copy.sum_ns, copy._sorted = self.sum_ns, self._counts().copy()
-        return copy
+        """Return a histogram of the durations so far; any thread may read it."""
+        copied = copy(self)  # which shares the sorted counts: they are replaced, and never changed
+        copied._newest = [*self._newest]
+        return copied
 
 
 @dataclass(frozen=True)
