@@ -271,7 +271,7 @@ class Supervisor:
             EngineHandlers(self.executor, deliveries),
             BoardHandlers(settings, self._pipeline, link, self._stop, self.executor.watch.policies.show, self._clock),
             HistogramUpload(self._service, link, run_in_main_thread),
-            StatusHandler(self._look),
+            StatusHandler(self._refresh),
         )
         receivers = [*deliveries.values()]
         return CommandInbox(link, handlers, settings, receivers, self._labels, authority, self._reporter, self._clock)
@@ -335,7 +335,7 @@ class Supervisor:
     def _report(self, bar: Task) -> None:
         """Report the state wherever it is shown."""
         is_due = self._telemetry.due(self._clock.monotonic_s())
-        board = self._look(for_telemetry=is_due)
+        board = self._refresh(for_telemetry=is_due)
         if board.totals.frames and self._history.is_due(board.last_ts):
             self._history.add(board.last_ts, history_rows(board))
         reasons = explain(board)
@@ -348,7 +348,7 @@ class Supervisor:
                 telemetry_of(board), board.results_dropped, reasons.as_dict(), board.preview, labelled
             )
 
-    def _look(self, for_telemetry: bool = False) -> BoardSnapshot:
+    def _refresh(self, for_telemetry: bool = False) -> BoardSnapshot:
         self.newest = take_snapshot(self.executor, self._results, self._preview, for_telemetry=for_telemetry)
         return self.newest
 
@@ -360,7 +360,7 @@ class Supervisor:
         return job is not None and job.child_since_s is not None
 
     def _summarise(self, summary: RunSummary) -> RunSummary:
-        board = self._look()
+        board = self._refresh()
         complete(summary, board)
         summary.fidelity_history = self._pipeline.observer.monitors[board.least_faithful].history()
         summary.stopped_by, summary.jobs = self._stop_reason, self.executor.jobs
@@ -384,7 +384,7 @@ class Supervisor:
         """Called while a recording waits for its observer; False gives up."""
         self._receive()
         with self._reporting.may_fail():
-            self._look()
+            self._refresh()
         bar.update(self._built_percent, "reference")
         return not self._stop_reason
 
