@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from agent.monitoring.audit import AuditedFrame, AuditEvidence, FrameAuditor
+from agent.state.store import StateStore
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
 from calibrate.statistics.evidence import NoiseDetector
@@ -89,7 +90,7 @@ def false_alarms(right: Floats, month: int) -> bool:
 
 
 def _detector() -> NoiseDetector:
-    return AuditEvidence(None, "", _PERIOD_S, lambda _: None).detector
+    return AuditEvidence(StateStore(None), "", _PERIOD_S).detector
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ The models and images are those of benchmarks/tasks.py. Three kinds of damage ar
                  round more coarsely
     layers       plain INT8 of this share of the layers, drawn at random
 
-With --by-overlap detectors are compared as objects with shapes are: a match counts as far as the boxes overlap. Where
-the tasks of shapes have no data, this says how that loss goes with accuracy.
+With --by-overlap detectors are compared as objects with shapes are: a match counts as far as the boxes overlap and the
+scores are the same. Where the tasks of shapes have no data, this says how that loss goes with accuracy.
 
 A drop is float's accuracy less the damaged model's, in points. Asked is that whatever loses five points never reads as
 a fidelity above 0.98. `the loss of a point` is where the drop, as a rising function of the loss (isotonic regression),
@@ -32,7 +32,7 @@ from onnx import ModelProto, numpy_helper
 from scipy.optimize import isotonic_regression
 from scipy.stats import spearmanr
 
-from agent.vision.tasks.shapes import Shapes
+from agent.vision.tasks.shapes import panoptic_quality
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from benchmarks.task_models import TaskModel
 from benchmarks.tasks import Judge, Scored, add_model_options, calibrated, chosen_models
@@ -90,7 +90,7 @@ class Harmed:
 
 def harmed(model: TaskModel, threads: int, folder: Path, by_overlap: bool) -> Harmed:
     """Damage a model in every way, and score it."""
-    judge = Judge(model, threads, Shapes.fidelity) if by_overlap else Judge(model, threads)
+    judge = Judge(model, threads, panoptic_quality) if by_overlap else Judge(model, threads)
     accuracy, harms = judge.in_float.accuracy, list[Harm]()
 
     def note(kind: str, size: float, scored: Scored) -> None:

@@ -80,7 +80,7 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, ModelSpec]:
 
     Raises AgentError:
         labelling.task  the model's frames cannot be labelled
-        labelling.read  the folder is another user's
+        state.read  the folder is another user's
         labelling.none  no frame was drawn
     """
     from agent.common.console import say
@@ -98,7 +98,7 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, ModelSpec]:
         exists = LabelStore(config.state_dir, "", spec.task).exists
     except PermissionError as error:
         found, remedy = f"{config.state_dir}: {error.strerror}", "run it as the daemon's user, or with sudo"
-        raise AgentError("labelling.read", found, "a state directory of this user", remedy) from error
+        raise AgentError("state.read", found, "a state directory of this user", remedy) from error
     if not exists:
         raise _none_drawn(f"no drawn frame in {config.state_dir}")
     store = LabelStore(config.state_dir, open_model(spec).sha256, spec.task)  # the hash is of the prepared graph
@@ -198,9 +198,12 @@ def _propose(options: argparse.Namespace, store: LabelStore) -> int:
     from agent.common.console import say_error
     from agent.control.policies import Policies
     from agent.labelling.proposal import propose
+    from agent.state.store import StateStore
 
     config = load_board_config(options.config)
-    policies = Policies(config, lambda error: say_error(str(error)))
+    state = StateStore.copy_of(config.state_dir, ["policies"])
+    policies = Policies(config, state)
+    state.report_to(lambda error: say_error(str(error)))
     frames = store.frames()
     stored = config.state_dir / "artefacts"
     regimes = [each for each in dict.fromkeys(frame.regime for frame in frames) if (stored / each).is_dir()]

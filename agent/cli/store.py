@@ -133,7 +133,8 @@ def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:
 
 
 def _pins(config: Config) -> Pins:
-    """Return the artefacts that regimes need while no daemon runs. Raises AgentError (`regimes.schema`)."""
+    """Return the artefacts that regimes need while no daemon runs. Raises AgentError as `StateStore.copy_of`."""
     from agent.monitoring.regimes import regime_artefacts
+    from agent.state.store import StateStore
 
-    return {"regime": regime_artefacts(config.state_dir / "regimes.json")}
+    return {"regime": regime_artefacts(StateStore.copy_of(config.state_dir, ["regimes"]))}

@@ -100,7 +100,7 @@ class SelectionReport:
     def write(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
         """Replace selection.json and selection.png in the state directory; without thumbnails remove the latter.
 
-        on_error: called with `selection.write` for a disk that refuses, which must not fail a job.
+        on_error: called with `state.write` for a disk that refuses, which must not fail a job.
         """
         try:
             replace_files({state_dir / "selection.json": (json.dumps(self.detail()) + "\n").encode()})
@@ -111,7 +111,7 @@ class SelectionReport:
         except (OSError, cv2.error) as error:  # OpenCV has an error of its own for want of memory
             why = (isinstance(error, OSError) and error.strerror) or str(error)
             found = f"{state_dir}: the report on the selected frames could not be written: {why}"
-            on_error(AgentError("selection.write", found, "a writable state directory", "free some space there"))
+            on_error(AgentError("state.write", found, "a writable state directory", "free some space there"))
 
     def _classes(self) -> dict[str, int]:
         """Return the number of taken frames on which the reference sees a class, by name, the most frequent first."""

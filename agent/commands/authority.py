@@ -8,22 +8,18 @@ both; `Releases` decides which models may run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from os.path import lexists
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
 from agent.common.errors import AgentError, CommandError, ConfigError
-from agent.common.state_files import StateFile
 from agent.config import CommandsConfig
 from agent.contract.commands import ModelArgs, Release
 from agent.contract.signing import Keyring
 from agent.contract.topics import Topics
 from agent.contract.wire import describe_errors
+from agent.state.store import StateStore
 from agent.system.board import is_synchronised
-
-_RELEASES_SCHEMA = 1
 
 
 class Authority:
@@ -125,26 +121,28 @@ class Authority:
 
 
 class Releases:
-    """Check releases, and remember the highest installed version of each key in the file at `path`.
+    """Check releases, and remember the highest installed version of each key.
 
-    So an older release, validly signed once, is not a way back to its faults.
+    So an older release, validly signed once, is not a way back to its faults. Where the versions were lost by damage,
+    no model is accepted, since any version could be a step back.
 
-    damage: the error of a file that exists and cannot be read. No model is accepted then if releases are required,
-    since any version could be a step back.
+    damage: the error that says so; None if they are known.
     """
 
-    def __init__(self, authority: Authority | None, path: Path) -> None:
-        """authority: None requires no release. Raises AgentError (`releases.schema`) for the file of a newer tared."""
+    def __init__(self, authority: Authority | None, state: StateStore) -> None:
+        """authority: None requires no release."""
         self._authority = authority
+        self._state = state
         self.damage: AgentError | None = None
-        # Only `replace` is used, which raises.
-        self._file = StateFile(path, _RELEASES_SCHEMA, "releases.write", lambda _: None)
-        versions = self._file.read(_versions)
-        if versions is None and authority is not None and authority.has_keys and lexists(path):
-            found, expected = f"{path} cannot be read", "the versions of the accepted releases"
-            remedy = "restore the file, or remove it if nobody can send a release older than the latest"
-            self.damage = AgentError("releases.damaged", found, expected, remedy)
-        self._versions = versions or {}
+        self._versions: dict[str, int] = state.read("releases", lambda rows: dict(rows)) or {}
+        aside = state.lost_in("releases")
+        if aside is not None and authority is not None and authority.has_keys:
+            found, expected = (
+                f"the versions of the releases cannot be read from {aside}",
+                "the versions of the releases",
+            )
+            remedy = f"restore {state.path}, or remove {aside} if nobody can send an older release; then restart"
+            self.damage = AgentError("state.damaged", found, expected, remedy)
 
     def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:
         """Return the release that allows this model, and the id of its key; None if no release is required.
@@ -154,7 +152,7 @@ class Releases:
         Raises CommandError:
             command.release     no release, or one of another model or product, by another key, or expired
             command.rollback    a lower version than one installed before, by a key that is still trusted
-        Raises AgentError: `releases.damaged`.
+        Raises AgentError: `state.damaged`.
         """
         if self._authority is None or not self._authority.has_keys:
             return None
@@ -192,16 +190,11 @@ class Releases:
         return release, key
 
     def record(self, release: Release, key: str) -> None:
-        """Record the release before its model is installed. Raises AgentError (`releases.write`)."""
+        """Record the release before its model is installed. Raises AgentError (`state.write`)."""
         versions = {**self._versions, key: max(release.version, self._versions.get(key, 0))}
-        self._file.replace({"version": release.version, "key": key, "sha256": release.sha256, "versions": versions})
+        self._state.replace({"releases": list(versions.items())})
         self._versions = versions
 
 
 def _not_released(found: str, expected: str, remedy: str) -> CommandError:
     return CommandError("command.release", found, expected, remedy)
-
-
-def _versions(document: Mapping[str, Any]) -> dict[str, int]:
-    """Return the highest version of each key."""
-    return {str(key): int(version) for key, version in document["versions"].items()}

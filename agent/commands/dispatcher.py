@@ -220,7 +220,7 @@ class CommandDispatcher:
     def _answer_if_known(self, received: ReceivedCommand, reply: Reply | None) -> bool:
         """Publish the latest result of a known command; False if it is not known.
 
-        Raises CommandRefused: `command.log` if the log cannot be read.
+        Raises CommandRefused: `state.read` if the log cannot be read.
         """
         command_id = received.command.id
         try:
@@ -262,7 +262,7 @@ class CommandDispatcher:
         return progress
 
     def _find(self, command_id: str) -> tuple[str, CommandResult] | None:
-        """Return the digest and the latest result of a command. Raises AgentError (`command.log`)."""
+        """Return the digest and the latest result of a command. Raises AgentError (`state.read`)."""
         digest, progress = self._known.get(command_id, ("", None))
         logged = self.command_log.find(command_id) if self.command_log is not None and not digest else None
         if progress is not None:
@@ -275,7 +275,7 @@ class CommandDispatcher:
             log.warning("command=unreadable id=none status=%s error=%r", refusal.status, str(refusal))
             return
         known = None
-        if refusal.code != "command.log":
+        if refusal.code != "state.read":
             with suppress(AgentError):
                 known = self._find(refusal.command_id)
         if known is None:

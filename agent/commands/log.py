@@ -1,142 +1,50 @@
 """Remember on the disk which commands were carried out, so that each is carried out once, also after a kill.
 
-`CommandLog` is a SQLite file of accepted commands and their results. `ReplayGuard`, a small file of its own, refuses
-signed commands that a lost or pruned log may have known.
+The log of commands holds those that were accepted, and their results. The guard against replays refuses signed commands
+that a lost or pruned log may have known. Both lie in the board's state.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from os.path import lexists
-from pathlib import Path
-from typing import Any
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from agent.common.database import Access, Database
+from agent.common.database import Access
 from agent.common.errors import AgentError
-from agent.common.state_files import StateFile
 from agent.contract.commands import CommandResult
-from agent.contract.wire import MessageError
 from agent.mqtt.message import Reply
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 
-_SCHEMA = 1  # schema of the replay guard's file
 MEMORY_S = 30 * 86_400.0  # also the longest validity of a command: a forgotten one has expired
 MOST_ROWS = 10_000
-_MIGRATIONS = (
-    "",  # the first release wrote schema 2
-    """
-    CREATE TABLE commands (
-        number INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        digest TEXT NOT NULL,
-        expires_wall REAL NOT NULL,
-        received_wall REAL NOT NULL,
-        result TEXT NOT NULL,
-        final INTEGER NOT NULL,
-        delivered INTEGER NOT NULL DEFAULT 0,
-        reply_topic TEXT,
-        reply_correlation BLOB
-    );
-    CREATE INDEX undelivered ON commands (delivered) WHERE delivered = 0;
-    """,
-)
-_PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
-
-
-class ReplayGuard:
-    """Refuse signed commands that may have been carried out although the command log does not know them.
-
-    A new board's log refuses nothing: no command was carried out yet, and the clock may be wrong at the first start.
-    Any other log that starts empty refuses commands issued no later than the newest one that the old log accepted. Both
-    times are those of the senders' clocks, since this board's may have jumped. If that time is unknown too, because the
-    file is damaged or gone, the time of this start takes its place.
-    """
-
-    def __init__(
-        self, path: Path, log_exists: bool, on_error: Callable[[AgentError], None], clock: Clock = SYSTEM_CLOCK
-    ) -> None:
-        """log_exists: whether there is a command log already. on_error: receives write errors.
-
-        Raises AgentError (`command.schema`).
-        """
-        self._file = StateFile(path, _SCHEMA, "command.write", on_error)
-        known = self._file.read(_parse_times)
-        self._newest, self._started, self._forgotten = known or (0.0, 0.0, 0.0)
-        if known is None and (log_exists or lexists(path)):
-            self._newest = clock.wall_s()
-            self._file.write(self._document)
-
-    def note_log_lost(self) -> None:
-        """Note that the log starts empty again."""
-        if self._started != self._newest:
-            self._started = self._newest
-            self._file.write(self._document)
-
-    def check(self, issued: float, expires: float) -> None:
-        """Check a signed command that the log does not know; Unix times in seconds.
-
-        Raises AgentError (`command.forgotten`).
-        """
-        if issued > self._started and expires > self._forgotten:
-            return
-        found = "a command that is older than the log of commands, or as old as commands that the log has dropped"
-        expected = "a command of which the log proves that it was not carried out"
-        raise AgentError("command.forgotten", found, expected, "send the command again")
-
-    def record(self, issued: float, forgotten: float) -> None:
-        """Record a signed command before it is carried out; durable when this returns.
-
-        forgotten: the latest expiry of commands that the log has removed, by a clock that may have jumped ahead.
-
-        Raises AgentError (`command.write`).
-        """
-        self._newest, self._forgotten = max(self._newest, issued), max(self._forgotten, forgotten)
-        self._file.replace(self._document)
-
-    @property
-    def _document(self) -> dict[str, float]:
-        return {"newest": self._newest, "begun": self._started, "forgotten": self._forgotten}
-
-
-def _parse_times(document: Mapping[str, Any]) -> tuple[float, float, float]:
-    return float(document["newest"]), float(document["begun"]), float(document["forgotten"])
 
 
 class CommandLog:
-    """Accepted commands and their final results, in the file at `path`, opened for each transaction.
+    """Accepted commands and their final results; one thread uses it.
 
-    One thread uses it. A damaged file is moved aside, reported as `command.damaged`, and replaced by an empty one; the
-    ReplayGuard, whose file is `path` with the ending `.json`, then refuses older signed commands. Results that could
-    not be written are kept in memory, and written with the next write.
+    Results that could not be written are kept in memory, and written with the next write.
+
+    The guard against replays has three Unix times, by the clocks of the senders, since this board's may have jumped:
+    `newest`, when the newest signed command was issued; `started`, up to which the log may have known commands that it
+    has lost; `forgotten`, the latest expiry of commands that the log has dropped. A new board refuses nothing: no
+    command was carried out yet, and its clock may be wrong.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        on_error: Callable[[AgentError], None],
-        most_rows: int = MOST_ROWS,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """on_error: receives the error of a damaged file, and write errors of results.
-
-        Raises AgentError (`command.schema`) for the file of a newer tared.
-        """
-        holds, loss = "the log of commands", "an unsigned command that is sent again may be carried out again"
-        self._database = Database(path, "command", holds, loss, _MIGRATIONS, _PRAGMAS)
-        self._on_error = on_error
+    def __init__(self, state: StateStore, most_rows: int = MOST_ROWS, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._state = state
         self._most_rows = most_rows
+        self._clock = clock
+        self._guarded = -1  # the repair of the state after which the guard was last set
         self._unwritten: dict[str, CommandResult] = {}  # final results that the disk refused
         self._delivered: set[str] = set()  # ids whose final result the broker has, not yet written
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._replay_guard = ReplayGuard(path.with_suffix(".json"), not _is_missing(path), on_error, clock)
+        state.read("commands", _check)
         try:
-            self._check()
+            self._set_guard()
         except AgentError as error:
-            if error.code == "command.schema":
-                raise
-            on_error(error)
+            state.report(error)
 
     def accept(
         self,
@@ -156,7 +64,7 @@ class CommandLog:
             reply: Where the final result goes too, after a restart as well.
 
         Raises AgentError:
-            command.log         the disk refuses
+            state.write         the disk refuses
             command.full        all remembered commands are still valid, so that none may be forgotten
             command.forgotten   a signed command that may have been carried out already
         """
@@ -164,23 +72,20 @@ class CommandLog:
         reply_columns = (reply.topic, reply.correlation) if reply is not None else (None, None)
         row = (command_id, digest, expires, now, accepted.to_json().decode(), *reply_columns)
         columns = "id, digest, expires_wall, received_wall, result, reply_topic, reply_correlation, final"
-        try:
-            with self._transaction("write") as db:
-                if issued is not None:
-                    self._replay_guard.check(issued, expires)
-                self._flush(db)
-                forgotten = self._forget(db, now)
-                if issued is not None or forgotten:
-                    self._replay_guard.record(min(issued or 0.0, expires), forgotten)
-                db.execute(f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
-        except AgentError as error:
-            if error.code in ("command.full", "command.forgotten"):
-                raise
-            raise AgentError("command.log", error.found, error.expected, error.remedy) from error
+        with self._transaction("write") as db:
+            newest, started, forgotten = _guard(db) or (0.0, 0.0, 0.0)
+            if issued is not None and (issued <= started or expires <= forgotten):
+                raise _forgotten()
+            self._flush(db)
+            removed = self._forget(db, now)
+            if issued is not None or removed:
+                newest = max(newest, min(issued or 0.0, expires))
+                _write_guard(db, newest, started, max(forgotten, removed))
+            db.execute(f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
         self._clear()
 
     def end(self, result: CommandResult) -> None:
-        """Record a command's final result, before it is published. A write error goes to `on_error`."""
+        """Record a command's final result, before it is published. A write error is reported."""
         self._unwritten[result.id] = result
         self._write()
 
@@ -190,13 +95,10 @@ class CommandLog:
         self._write()
 
     def find(self, command_id: str) -> tuple[str, CommandResult] | None:
-        """Return the digest and the latest result of an accepted command. Raises AgentError (`command.log`)."""
-        try:
-            with self._transaction("read") as db:
-                query = "SELECT digest, result FROM commands WHERE id = ?"
-                row = db.execute(query, (command_id,)).fetchone()
-        except AgentError as error:
-            raise AgentError("command.log", error.found, error.expected, error.remedy) from error
+        """Return the digest and the latest result of an accepted command. Raises AgentError (`state.read`)."""
+        with self._transaction("read") as db:
+            query = "SELECT digest, result FROM commands WHERE id = ?"
+            row = db.execute(query, (command_id,)).fetchone()
         if row is None:
             return None
         return row[0], self._unwritten.get(command_id) or CommandResult.from_json(row[1].encode())
@@ -224,23 +126,32 @@ class CommandLog:
 
     @contextmanager
     def _transaction(self, access: Access) -> Iterator[sqlite3.Connection]:
-        """Open a transaction of the database, which replaces a missing or damaged file by an empty one."""
-        if _is_missing(self._database.path):
-            self._replay_guard.note_log_lost()
-        try:
-            with self._database.transaction(access) as db:
-                yield db
-        except AgentError as error:
-            if error.code == "command.damaged":
-                self._replay_guard.note_log_lost()
-            raise
+        if access == "write" and self._guarded != self._state.repairs:
+            self._set_guard()
+        with self._state.transaction(access, "commands") as db:
+            yield db
+
+    def _set_guard(self) -> None:
+        """Set the guard for a log that has been lost, or for a guard that has. Raises AgentError (`state.write`)."""
+        repairs = self._state.repairs
+        with self._state.transaction("read", "commands") as db:
+            known, is_empty = _guard(db), db.execute("SELECT 1 FROM commands LIMIT 1").fetchone() is None
+        newest, started, forgotten = known or (0.0, 0.0, 0.0)
+        if known is None and (not is_empty or self._state.lost_in("replay_guard") is not None):
+            newest = self._clock.wall_s()
+        if is_empty:  # a signed command leaves a row, so all rows were lost
+            started = newest
+        if (newest, started, forgotten) != (known or (0.0, 0.0, 0.0)):
+            with self._state.transaction("write", "replay_guard") as db:
+                _write_guard(db, newest, started, forgotten)
+        self._guarded = repairs
 
     def _write(self) -> None:
         try:
             with self._transaction("write") as db:
                 self._flush(db)
         except AgentError as error:
-            self._on_error(error)
+            self._state.report(error)
         else:
             self._clear()
 
@@ -275,25 +186,6 @@ class CommandLog:
             raise AgentError("command.full", found, expected, "choose earlier times of expiry for commands")
         return max(latest, latest_spare)
 
-    def _check(self) -> None:
-        """Check that all rows can be read; else move the file aside and raise its AgentError."""
-        with self._transaction("read") as db:
-            sound = db.execute("PRAGMA quick_check").fetchone() == ("ok",) and _all_read(db)
-        if not sound:
-            self._replay_guard.note_log_lost()
-            raise self._database.set_aside("its tables are not those of a log of commands")
-
-
-def _is_missing(path: Path) -> bool:
-    """Return False also for a folder that may not be read: the file may be there."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
-
 
 def _remove(db: sqlite3.Connection, which: str, parameters: tuple[float, float]) -> tuple[int, float]:
     """Remove the rows of these numbers; return how many there were, and their latest expiry, 0 without any."""
@@ -301,10 +193,24 @@ def _remove(db: sqlite3.Connection, which: str, parameters: tuple[float, float])
     return db.execute(f"DELETE FROM commands WHERE number IN ({which})", parameters).rowcount, latest or 0.0
 
 
-def _all_read(db: sqlite3.Connection) -> bool:
-    try:
-        for _digest, result in db.execute("SELECT digest, result FROM commands"):
-            CommandResult.from_json(result.encode())
-    except (sqlite3.OperationalError, MessageError, AttributeError):  # a column that is not there, or no result in it
-        return False
+def _check(rows: Sequence[Row]) -> bool:
+    """Raises MessageError, AttributeError for rows that no log has written."""
+    for row in rows:
+        CommandResult.from_json(row[5].encode())
     return True
+
+
+def _guard(db: sqlite3.Connection) -> Row | None:
+    """Return `newest`, `started` and `forgotten`; None where no signed command was accepted yet."""
+    return db.execute("SELECT newest, started, forgotten FROM replay_guard").fetchone()  # type: ignore[no-any-return]
+
+
+def _write_guard(db: sqlite3.Connection, newest: float, started: float, forgotten: float) -> None:
+    db.execute("DELETE FROM replay_guard")
+    db.execute("INSERT INTO replay_guard VALUES (?, ?, ?)", (newest, started, forgotten))
+
+
+def _forgotten() -> AgentError:
+    found = "a command that is older than the log of commands, or as old as commands that the log has dropped"
+    expected = "a command of which the log proves that it was not carried out"
+    return AgentError("command.forgotten", found, expected, "send the command again")

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
@@ -18,10 +18,12 @@ from pydantic import JsonValue, ValidationError
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import Authorisation, failure
 from agent.common.errors import AgentError, CommandError
-from agent.common.state_files import StateFile
+from agent.common.state_files import parse_state
 from agent.config import Config
 from agent.contract.commands import Desired, Reported
 from agent.contract.wire import MessageError, describe_errors, read_object
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 
 log = logging.getLogger(__package__)
 
@@ -39,12 +41,11 @@ _IN_FORCE = {"recalibration.max_loss": "max_loss"}  # the value that holds where
 # Narrower than config.yaml's: nobody may silence a board from afar, or have it flood its broker.
 _BOUNDS = {"mqtt.telemetry_period_s": (0.5, 3600.0)}
 _ONLY_OFF = ("privacy.preview",)  # what may be seen is for the board's owner to permit, in config.yaml
-_SCHEMA = 1
 
 
 @dataclass(eq=False)
 class Settings:
-    """The configuration in force: config.yaml, overlaid with the values in the file at `path`.
+    """The configuration in force: config.yaml, overlaid with the values that commands have set.
 
     Values are ignored if they are unreadable, no longer allowed, or set by a key that is no longer trusted.
 
@@ -52,31 +53,25 @@ class Settings:
         base: As config.yaml has it. `config` is the configuration in force.
         trusts: Returns whether earlier documents of a key still count.
         on_change: Receives each new configuration.
-
-    Raises AgentError (`settings.schema`) for the file of a newer tared.
     """
 
     base: Config
-    path: Path
+    state: StateStore
     trusts: Callable[[str], bool]
     on_change: Callable[[Config], None]
-    on_error: Callable[[AgentError], None]
 
     def __post_init__(self) -> None:
         self.config = self.base
         self._values: dict[str, JsonValue] = {}
         self._signers: dict[str, str] = {}  # by name of the value: the key that has set it, empty for none
-        self._versions: dict[str, int] = {}  # the highest version of each key
-        self._file = StateFile(self.path, _SCHEMA, "settings.write", self.on_error)
-        remedy = "send the values again with the command set; until then the values of config.yaml apply"
-        found = f"{self.path} that cannot be understood"
-        damage = AgentError("settings.damaged", found, "the values that were set", remedy)
-        self._file.read_or_report(self._restore, damage)
+        # The highest version of each key.
+        self._versions: dict[str, int] = self.state.read("settings_versions", lambda rows: dict(rows)) or {}
+        self.state.read("settings", self._restore)
         for key, value in list(self._values.items()):
             try:
                 self.config = _with(self.config, {key: value})
             except CommandError as error:  # noqa: PERF203  (only this value does not fit config.yaml any more)
-                self.on_error(error)
+                self.state.report(error)
                 del self._values[key], self._signers[key]
 
     @property
@@ -97,7 +92,7 @@ class Settings:
         Raises CommandError:
             command.version     the version is not above the latest one: an old document that somebody has kept
             command.set         an unknown key, or a value that is not allowed
-        Raises AgentError: `settings.write`.
+        Raises AgentError: `state.write`.
         """
         if authorisation.version <= self.version:
             found = f"version {authorisation.version}"
@@ -115,21 +110,20 @@ class Settings:
             **self._versions,
             authorisation.key: max(authorisation.version, self._versions.get(authorisation.key, 0)),
         }
-        latest = {"version": authorisation.version, "key": authorisation.key}
-        self._file.replace({**latest, "values": requested, "signers": signers, "versions": versions})
+        rows = [(key, json.dumps(value), signers[key]) for key, value in requested.items()]
+        self.state.replace({"settings": rows, "settings_versions": list(versions.items())})
         self._values, self._signers, self._versions, self.config = requested, signers, versions, config
         self.on_change(config)
 
-    def _restore(self, document: Mapping[str, Any]) -> bool:
-        """Take over the values of a file, but for those set by a key that is no longer trusted."""
-        values = {str(key): value for key, value in dict(document["values"]).items() if key in LIVE}
-        signers = {key: str(document["signers"][key]) for key in values}
-        versions = {str(key): int(each) for key, each in document["versions"].items()}
+    def _restore(self, rows: Sequence[Row]) -> bool:
+        """Take over the values that were kept, but for those set by a key that is no longer trusted."""
+        values = {key: parse_state(value) for key, value, _ in rows if key in LIVE}
+        signers = {key: signer for key, _, signer in rows}
         revoked = [key for key in values if not self.trusts(signers[key])]
         if revoked:
             log.warning("settings=dropped keys=%s reason='set by a key that is no longer trusted'", ",".join(revoked))
         self._values = {key: value for key, value in values.items() if key not in revoked}
-        self._signers, self._versions = {key: signers[key] for key in self._values}, versions
+        self._signers = {key: signers[key] for key in self._values}
         return True
 
 

@@ -1,7 +1,7 @@
 """Small tools that every other package may use. It knows nothing of cameras, models or MQTT.
 
-Reading order: errors and schema (every configuration goes through them), clock and timing, state_files, database; the
-others as needed.
+Reading order: errors and schema (every configuration goes through them), clock and timing, database; the others as
+needed.
 
 Public names:
     bounded_yaml load_yaml, YamlError
@@ -15,6 +15,6 @@ Public names:
     main_thread  MainThreadQueue, RunInMainThread
     redaction    hide_arguments, redact, redact_location
     schema       Finite, Strict, read_yaml, validate, verbatim_error
-    state_files  Journal, StateFile, parse_or_none, parse_state
+    state_files  Journal, parse_or_none, parse_state
     timing       Backoff, PeriodicTimer, RandomInterval, RetryState, is_final, thinned
 """

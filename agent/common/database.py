@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,8 @@ class Database:
             stand for schemas that are no longer read.
         pragmas: Executed at the start of each connection.
         patience_s: How long to wait for another process that has the file open.
+        repair: Called with the damage in words; makes the file usable again, and returns the error to raise. None: the
+            file is set aside, and the next connection starts a new one.
     """
 
     path: Path
@@ -45,6 +47,7 @@ class Database:
     pragmas: Sequence[str]
     patience_s: float = _PATIENCE_S
     clock: Clock = SYSTEM_CLOCK
+    repair: Callable[[str], AgentError] | None = None
 
     def connect(self, access: Access = "write", any_thread: bool = False) -> sqlite3.Connection:
         """Open the file, with today's schema and in no transaction.
@@ -60,7 +63,7 @@ class Database:
         """
         with self.translating_errors(access):
             if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
-                raise self.set_aside("not a regular file")  # a pipe, for one, would block
+                raise self._damage("not a regular file")  # a pipe, for one, would block
             db = sqlite3.connect(
                 self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=not any_thread
             )
@@ -96,12 +99,11 @@ class Database:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            # SQLite raises this very class, and no subclass, for a file that is no database or no longer one.
-            if type(error) is sqlite3.DatabaseError:
-                raise self.set_aside(str(error)) from error
+            if is_damage(error):
+                raise self._damage(str(error)) from error
             raise self.access_error(access, str(error)) from error
         except UnicodeDecodeError as error:  # SQLite's message quotes a name in a damaged schema
-            raise self.set_aside("a name that is not UTF-8") from error
+            raise self._damage("a name that is not UTF-8") from error
 
     def set_aside(self, found: str) -> AgentError:
         """Rename a damaged file to `NAME.damaged.N`, for later inspection; return the error to raise.
@@ -110,17 +112,11 @@ class Database:
         copied into the file yet, a journal pages to be undone; both would corrupt the new file. A connection that still
         has the damaged file open is of no use any more and may be closed.
         """
-        numbers = sorted({_damaged_number(path) for path in self.path.parent.glob(f"{self.path.name}.damaged.*")} - {0})
-        aside = _with_suffix(self.path, f".damaged.{numbers[-1] + 1 if numbers else 1}")
+        aside = self.path
         try:
-            for oldest in numbers[: len(numbers) + 1 - _MOST_DAMAGED]:
-                for ending in ("", *_COMPANIONS):
-                    with suppress(FileNotFoundError):
-                        remove(_with_suffix(self.path, f".damaged.{oldest}{ending}"))
+            aside = make_room_aside(self.path)
             self.path.replace(aside)
-            for companion in _COMPANIONS:
-                with suppress(FileNotFoundError):
-                    _with_suffix(self.path, companion).replace(_with_suffix(aside, companion))
+            move_companions(self.path, aside)
         except OSError as error:
             found, aside = f"{found}; it cannot be moved: {error.strerror}", self.path
         remedy = f"check the disk; a new file is started, and {self.loss}"
@@ -129,26 +125,9 @@ class Database:
     def access_error(self, access: Access, found: str) -> AgentError:
         """Return the error for a file that cannot be read, or written."""
         remedy = "free some space there, or correct its permissions"
-        return AgentError(
-            f"{self.name}.{access}", f"{self.path}: {found}", f"{self.holds}, in a file of its own", remedy
-        )
+        return AgentError(f"{self.name}.{access}", f"{self.path}: {found}", f"{self.holds}, kept in this file", remedy)
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        """Set the pragmas and migrate the file to today's schema."""
-        today = len(self.migrations)
-        schema = self._schema(db)
-        for pragma in self.pragmas:
-            self._set_pragma(db, pragma)
-        if schema == today:
-            return
-        # Two processes may open a new file at once: one migrates it, the other waits here, and finds it migrated.
-        db.execute("BEGIN IMMEDIATE")
-        for statement in _statements("".join(self.migrations[self._schema(db) :])):
-            db.execute(statement)
-        db.execute(f"PRAGMA user_version = {today}")
-        db.execute("COMMIT")
-
-    def _schema(self, db: sqlite3.Connection) -> int:
+    def check_schema(self, db: sqlite3.Connection) -> int:
         """Return the file's schema; 0 for a new file. Raises AgentError (`.schema`) if tared cannot read it."""
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         if schema and schema not in readable_schemas(self.migrations):
@@ -159,6 +138,25 @@ class Database:
                 f"run the tared that wrote it, or remove the file: {self.loss}",
             )
         return int(schema)
+
+    def _damage(self, found: str) -> AgentError:
+        """Return the error to raise for a damaged file."""
+        return self.repair(found) if self.repair is not None else self.set_aside(found)
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Set the pragmas and migrate the file to today's schema."""
+        today = len(self.migrations)
+        schema = self.check_schema(db)
+        for pragma in self.pragmas:
+            self._set_pragma(db, pragma)
+        if schema == today:
+            return
+        # Two processes may open a new file at once: one migrates it, the other waits here, and finds it migrated.
+        db.execute("BEGIN IMMEDIATE")
+        for statement in _statements("".join(self.migrations[self.check_schema(db) :])):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {today}")
+        db.execute("COMMIT")
 
     def _set_pragma(self, db: sqlite3.Connection, pragma: str) -> None:
         """Retry while the file is locked: SQLite's own timeout does not cover a change of the journal mode."""
@@ -171,6 +169,26 @@ class Database:
                 if "locked" not in str(error) or self.clock.monotonic_s() > give_up_s:
                     raise
             self.clock.sleep(_RETRY_S)
+
+
+def make_room_aside(path: Path) -> Path:
+    """Return the name for a damaged file that is set aside; the oldest beyond the newest three are removed.
+
+    Raises OSError.
+    """
+    numbers = sorted({_damaged_number(each) for each in path.parent.glob(f"{path.name}.damaged.*")} - {0})
+    for oldest in numbers[: len(numbers) + 1 - _MOST_DAMAGED]:
+        for ending in ("", *_COMPANIONS):
+            with suppress(FileNotFoundError):
+                remove(_with_suffix(path, f".damaged.{oldest}{ending}"))
+    return _with_suffix(path, f".damaged.{numbers[-1] + 1 if numbers else 1}")
+
+
+def move_companions(path: Path, aside: Path) -> None:
+    """Rename the files that SQLite keeps next to a database, as the database itself is renamed. Raises OSError."""
+    for companion in _COMPANIONS:
+        with suppress(FileNotFoundError):
+            _with_suffix(path, companion).replace(_with_suffix(aside, companion))
 
 
 def readable_schemas(migrations: Sequence[str]) -> range:
@@ -187,6 +205,17 @@ def show_schemas(migrations: Sequence[str]) -> str:
     """Return the readable schemas in words, for an error."""
     schemas = readable_schemas(migrations)
     return f"schema {schemas[0]}" if len(schemas) == 1 else f"schema {schemas[0]} to {schemas[-1]}"
+
+
+def is_damage(error: sqlite3.Error | OSError) -> bool:
+    """Return True for an error by the file's content, and not by the disk or another process.
+
+    SQLite raises DatabaseError itself, and no subclass, for a file that is no database or no longer one.
+    """
+    damages = ("no such table", "no such column", "table ", "Could not decode")
+    return type(error) is sqlite3.DatabaseError or (
+        isinstance(error, sqlite3.OperationalError) and str(error).startswith(damages)
+    )
 
 
 def _statements(script: str) -> Iterator[str]:

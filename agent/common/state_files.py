@@ -1,18 +1,16 @@
-"""Keep state in files that survive a restart: StateFile (one JSON object) and Journal (JSON lines).
+"""Read what a process kept for the next one, whatever has become of it: parsers, and Journal (JSON lines).
 
-A power cut or a full disk may have spoilt a file, so both read with care. A daemon starts whatever a file holds: state
-that cannot be understood is started again from scratch. Only a file of a newer tared is refused, and left alone.
+A power cut or a full disk may have spoilt a file, so all is read with care. State that cannot be understood is started
+again from scratch.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from os.path import lexists
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,72 +87,6 @@ def count(value: Any) -> int:
     if not (isinstance(value, int) and 0 <= value <= sys.maxsize):
         raise ValueError(f"{value!r} in place of a count")
     return value
-
-
-@dataclass
-class StateFile:
-    """One JSON object with a schema number. If the disk refuses, that is reported once, and the process goes on.
-
-    Args:
-        path: None: nothing is kept.
-        schema: Today's.
-        code: `NAME.write`, of the AgentError for a disk that refuses.
-        on_error: Called once with that error.
-    """
-
-    path: Path | None
-    schema: int
-    code: str
-    on_error: Callable[[AgentError], None]
-    _is_reported: bool = field(default=False, init=False)
-
-    def read_or_report(self, parse: Callable[[Mapping[str, Any]], T], damage: AgentError) -> T | None:
-        """Return as `read`; report a file that is there and cannot be understood, since people have set what it held.
-
-        damage: The error that `on_error` gets then.
-        """
-        found = self.read(parse)
-        if found is None and self.path is not None and lexists(self.path):
-            self.on_error(damage)
-        return found
-
-    def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
-        """Return the result of `parse`; None if there is no object of a known schema, or `parse` cannot understand it.
-
-        Raises AgentError: `NAME.schema`  a newer tared wrote the file (NAME is that of `NAME.write`).
-        """
-        path = self.path
-        if path is None:
-            return None
-        document: Any = parse_or_none(lambda: parse_state(read_regular(path)))
-        schema = document.get("schema") if isinstance(document, dict) else None
-        if isinstance(schema, int) and schema > self.schema:
-            raise AgentError(
-                self.code.replace(".write", ".schema"),
-                f"{path} of schema {schema}",
-                f"schema {self.schema}",
-                "run the tared that wrote it, or remove the file: a new one is then started",
-            )
-        return parse_or_none(lambda: parse(document)) if schema == self.schema else None
-
-    def write(self, document: Mapping[str, Any]) -> None:
-        """Replace the object, all or nothing; report an error once."""
-        try:
-            self.replace(document)
-        except AgentError as error:
-            if not self._is_reported:
-                self._is_reported = True
-                self.on_error(error)
-
-    def replace(self, document: Mapping[str, Any]) -> None:
-        """Replace the object, for callers that cannot go on without. Raises AgentError (`NAME.write`) each time."""
-        if self.path is None:
-            return
-        try:
-            replace_files({self.path: (json.dumps({"schema": self.schema, **document}) + "\n").encode()})
-        except OSError as error:
-            found = f"{self.path}: {error.strerror}"
-            raise AgentError(self.code, found, "a writable state directory", "free some space there") from error
 
 
 class Journal:

@@ -18,7 +18,6 @@ from typing import Any, get_args
 from agent.commands.deliveries import StagedCalibration, StagedModel
 from agent.commands.dispatcher import CommandProgress
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import RecalibrateArgs
@@ -41,6 +40,7 @@ from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
+from agent.state.store import StateStore
 from agent.uplink.reporter import Reporter
 from agent.vision.tasks.opening import open_task
 from calibrate.errors import TaredError
@@ -51,6 +51,7 @@ class Executor:
     """Acts as agent.core decides. Everything in here runs in the supervisor's thread, but for `post`.
 
     Attributes:
+        kept: What the board remembers over a restart.
         unused_plan: Why the configured plan is not used; None where it is.
         state: The state on which decisions rest.
         summary: What has been done.
@@ -63,6 +64,7 @@ class Executor:
     reporter: Reporter
     run_in_main_thread: RunInMainThread
     journal: JobJournal
+    kept: StateStore
     unused_plan: TaredError | None = None
     clock: Clock = SYSTEM_CLOCK
 
@@ -71,15 +73,12 @@ class Executor:
             self.config, self.service, self.pipeline, self.reporter, self.clock,
         )  # fmt: skip
 
-        def report(error: AgentError) -> None:
-            self.run_in_main_thread(lambda: reporter.error(error))
-
         self._events = deque[fact.Event]()
         then = self._events.append
         self._is_taking = False
         self.summary = RunSummary(str(service.serving.path))
         self.ledger = JobLedger(reporter, self.journal, then)
-        self.watch = Watch(config, service, pipeline, reporter, self.summary, report)
+        self.watch = Watch(config, service, pipeline, reporter, self.summary, self.kept)
         self._models = DeliveredModels()
         self._workshop = Workshop(
             config, service, pipeline.observer.collection, then, self.post, reporter, self._models, clock
@@ -89,7 +88,8 @@ class Executor:
             self.watch.policies, clock,
         )  # fmt: skip
         self._offline = OfflineQueue(config, service, reporter.error)
-        memory = KeptMemory(config.state_dir if pipeline.is_live else None, report, clock)
+        # Each play of a recording starts from scratch.
+        memory = KeptMemory(self.kept if pipeline.is_live else StateStore(None), clock)
         upkeep = StoreUpkeep(config, service, reporter, lambda: self.watch.regimes.artefacts)
         self._do = _doers(self.ledger, self._workshop, self._exchange, self.watch, self._models, memory, upkeep)
         self._find_settings()

@@ -8,45 +8,36 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pydantic import JsonValue
 
 from agent.common.errors import AgentError, CommandError
-from agent.common.state_files import StateFile
+from agent.common.state_files import parse_state
 from agent.config import Config
 from agent.contract.commands import PolicyArgs
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from agent.vision.labels import class_id, class_name
 from agent.vision.policy import Policy, Polygon
 from agent.vision.task import ServedFrame
 from agent.vision.tasks.opening import open_task
 
-FILE = "policies.json"
-_SCHEMA = 1
-
 
 class Policies:
-    """The policies by artefact, in `policies.json`. One thread changes them; `show` may be called by any.
+    """The policies by artefact. One thread changes them; `show` may be called by any.
 
     summaries: By artefact, as `summary` returns them; replaced as a whole.
     """
 
-    def __init__(self, config: Config, on_error: Callable[[AgentError], None]) -> None:
-        """Read the file; one that cannot be understood counts as empty, which is reported.
-
-        Raises AgentError: `policies.schema` for a file of a newer tared.
-        """
+    def __init__(self, config: Config, state: StateStore) -> None:
         self._spec = config.model
         self._task = open_task(config.model)
         self._device = config.mqtt.device
         self._cameras = {camera.name: camera.region for camera in config.every_camera}
-        path = config.state_dir / FILE
-        self._file = StateFile(path, _SCHEMA, "policies.write", on_error)
-        found, remedy = f"{path} that cannot be understood", "set them again with the command policy"
-        damage = AgentError("policies.damaged", found, "the policies that were set", remedy)
-        self._hold(self._file.read_or_report(_parse, damage) or {})
+        self._state = state
+        self._hold(state.read("policies", _parse) or {})
 
     def show(self, served: ServedFrame) -> ServedFrame:
         """Return an answer as the policy of its engine lets it be shown; without one, the answer itself."""
@@ -65,7 +56,7 @@ class Policies:
 
         Raises:
             CommandError: `command.policy` for one that the model, or the cameras, do not allow.
-            AgentError: `policies.write` where the disk refuses; the policies stay as they were.
+            AgentError: `state.write` where the disk refuses; the policies stay as they were.
         """
         policies = dict(self._stated)
         if args.clear:
@@ -79,7 +70,7 @@ class Policies:
     def hand_on(self, before: str, artefact: str) -> None:
         """Give an artefact the policy of the one that it was built in place of, from the same calibration.
 
-        Raises AgentError (`policies.write`).
+        Raises AgentError (`state.write`).
         """
         if before in self._stated and artefact not in self._stated:
             self._replace({**self._stated, artefact: self._stated[before]})
@@ -190,7 +181,8 @@ class Policies:
         return {camera: list(polygons) for camera, polygons in args.masks.items()}
 
     def _replace(self, policies: Mapping[str, Policy]) -> None:
-        self._file.replace({"policies": {artefact: _document(policy) for artefact, policy in policies.items()}})
+        rows = [(artefact, json.dumps(_document(policy))) for artefact, policy in policies.items()]
+        self._state.replace({"policies": rows})
         self._hold(policies)
 
     def _hold(self, policies: Mapping[str, Policy]) -> None:
@@ -229,11 +221,11 @@ def _document(policy: Policy) -> dict[str, JsonValue]:
     return document
 
 
-def _parse(document: Mapping[str, Any]) -> dict[str, Policy]:
+def _parse(rows: Sequence[Row]) -> dict[str, Policy]:
     """Raises ValueError and the like for what no `set` has written."""
     policies = {}
-    for artefact, stated in document["policies"].items():
-        args = PolicyArgs.model_validate({**stated, "artefact": artefact})
+    for artefact, stated in rows:
+        args = PolicyArgs.model_validate({**parse_state(stated), "artefact": artefact})
         classes = frozenset(int(each) for each in args.classes) if args.classes is not None else None
         if isinstance(args.masks, list):
             raise ValueError("masks that name no camera")

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from agent.common.errors import AgentError
 from agent.config import Config
 from agent.contract.commands import PolicyArgs
 from agent.control.events import StateChangeReporter
@@ -23,6 +21,7 @@ from agent.monitoring.camera_monitor import CameraStates
 from agent.monitoring.gains import GainRecord
 from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.serving.pipeline import Pipeline
+from agent.state.store import StateStore
 from agent.uplink.reporter import Reporter
 from calibrate.statistics.fidelity_gain import Recalibrated
 
@@ -30,8 +29,6 @@ from calibrate.statistics.fidelity_gain import Recalibrated
 @dataclass
 class Watch:
     """What is observed and known of the engines. Everything runs in the supervisor's thread.
-
-    report: called, in any thread, with the error of a disk that refuses.
 
     Attributes:
         regimes: The artefacts that have served one light well, and the evidence on the one in service.
@@ -43,26 +40,23 @@ class Watch:
     pipeline: Pipeline
     reporter: Reporter
     summary: RunSummary
-    report: Callable[[AgentError], None]
+    state: StateStore
 
     def __post_init__(self) -> None:
         config, service, pipeline = self.config, self.service, self.pipeline
         observer = pipeline.observer
-        self.policies = Policies(config, self.report)
+        self.policies = Policies(config, self.state)
         with self.reporter.reporting_errors():
             for before, artefact in service.rebuilt.items():
                 self.policies.hand_on(before, artefact)
-        pipeline.keep_evidence(config.state_dir, self.report)
+        pipeline.keep_evidence(config.state_dir, self.state.report)
         self._changes = StateChangeReporter(self.reporter, self.summary.alarms, config)
-        self._gains = GainRecord(self._kept("gains.json"), service.identity, self.report)
+        kept = self.state if pipeline.is_live else StateStore(None)  # each play of a recording starts from scratch
+        self._gains = GainRecord(kept, service.identity)
         for monitor in observer.monitors.values():
             monitor.gains = self._gains
-        store = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
+        store = RegimeStore(self.state, service.identity, config.regimes.most)
         self.regimes = Regimes(config, store, observer.monitors.values(), observer.collection)
-
-    def _kept(self, name: str) -> Path | None:
-        """Each play of a recording starts from scratch."""
-        return self.config.state_dir / name if self.pipeline.is_live else None
 
     def configure(self, config: Config) -> None:
         self.config = self._changes.config = config

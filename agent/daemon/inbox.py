@@ -32,7 +32,7 @@ _CHUNKS_PER_TICK = 100
 _RESULTS_PER_TICK = 100
 # After these errors `desired` is refused and tried again: it is retained, and would else come with the next connection
 # only.
-_TEMPORARY = ("command.clock", "settings.write")
+_TEMPORARY = ("command.clock", "state.write")
 _AGAIN_S = 5.0
 
 T = TypeVar("T")
@@ -44,10 +44,7 @@ class CommandInbox:
 
     Args:
         deliveries: Receive the chunks of files.
-        authority: Decides whose commands count; None admits everybody.
-
-    Raises AgentError (`command.schema`) for the command log of a newer tared.
-    """
+        authority: Decides whose commands count; None admits everybody."""
 
     link: MqttLink
     handlers: Mapping[str, Handler]
@@ -62,9 +59,7 @@ class CommandInbox:
     _postponed_until: float = field(default=0.0, init=False)  # monotonic
 
     def __post_init__(self) -> None:
-        self._command_log = CommandLog(
-            self.settings.config.state_dir / "commands.sqlite", self.reporter.error, clock=self.clock
-        )
+        self._command_log = CommandLog(self.settings.state, clock=self.clock)
         link, command_log = self.link, self._command_log
         self._dispatcher = CommandDispatcher(
             self.handlers, link.send, command_log=command_log, authority=self.authority, reply=link.reply

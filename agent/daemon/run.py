@@ -38,6 +38,7 @@ from agent.results.mqtt_output import ResultsTopic
 from agent.results.preview import Preview
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
+from agent.state.store import StateStore
 from agent.system.process import ending_in_time, handling_signals, notify_service_manager, raise_interrupt
 from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
@@ -81,10 +82,13 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
         check_gstreamer(camera.to_source())
     os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are private from the first byte
     with ending_in_time(), lock_state_dir(config.state_dir):
-        return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
+        state = StateStore(config.state_dir)
+        return _run(config, state, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 
 
-def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages) -> RunSummary:
+def _run(
+    config: Config, state: StateStore, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages
+) -> RunSummary:
     content, model, unused_plan = _open_model(config)
     in_float = model.build_request(model.master, "fp32")
     chosen = choose_backend(config.backend, config.backend_options(), in_float)
@@ -108,7 +112,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
     with (
         handling_signals(raise_interrupt),
         _open_metrics(config) as set_metrics_source,
-        _open_link(config, birth, authority, pages) as link,
+        _open_link(config, state, birth, authority, pages) as link,
         _open_results(config, link) as results,
         _open_preview(config) as preview,
     ):
@@ -116,6 +120,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
         def serve() -> RunSummary:
             supervisor = Supervisor(
                 config,
+                state,
                 model,
                 backend,
                 link,
@@ -233,7 +238,9 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
 
 
 @contextmanager
-def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages) -> Iterator[MqttLink | None]:
+def _open_link(
+    config: Config, state: StateStore, birth: Birth, authority: Authority, pages: Pages
+) -> Iterator[MqttLink | None]:
     """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on.
 
     pages: opened beside the broker.
@@ -263,7 +270,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
                 topics,
                 [camera.name for camera in config.every_camera],
                 birth,
-                config.state_dir / "home_assistant",
+                state,
                 mqtt.home_assistant,
                 button=authority.allows_unsigned,  # Home Assistant signs nothing
             )

@@ -46,6 +46,7 @@ from agent.monitoring.history import History
 from agent.results.preview import Preview
 from agent.results.writer import ResultsWriter
 from agent.serving.pipeline import Pipeline, total_frames
+from agent.state.store import StateStore
 from agent.system.process import handling_signals, notify_service_manager
 from agent.uplink.link import MqttLink
 from agent.uplink.reporter import Reporter
@@ -110,6 +111,7 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
+        state: StateStore,
         model: Model,
         backend: Backend,
         link: MqttLink | None,
@@ -126,6 +128,7 @@ class Supervisor:
         """Load the engine, and build whatever it needs to serve.
 
         Args:
+            state: Of config.state_dir.
             link: None without a broker.
             frame_limit: Ends the run after so many frames; 0: no limit.
             labels: Labels of recordings, by camera and frame number.
@@ -145,7 +148,9 @@ class Supervisor:
         sources = [camera.to_source() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth, clock)
         trusts = authority.trusts if authority is not None else lambda _key: True
-        settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
+        self._state = state
+        state.report_to(reporter.error)
+        settings = Settings(config, state, trusts, self._configure)
         if settings.config.log_level != config.log_level:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
@@ -163,7 +168,7 @@ class Supervisor:
             lambda error: self.executor.take(fact.DecisionFailed(error)),
         )
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
-        past = CrashRecovery(config.state_dir, reporter)
+        past = CrashRecovery(config.state_dir, state, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
         with progress("preparing", 100) as bar:
             show_engine = StartupProgress("engine", reporter, bar.update, clock=clock)
@@ -173,6 +178,7 @@ class Supervisor:
         self._built_percent = 0  # progress of the reference's build; set in the observer's thread
         self._pipeline = Pipeline(
             config,
+            state,
             sources,
             model,
             self._service.serving.id,
@@ -190,7 +196,15 @@ class Supervisor:
         self._results = results
         self._preview = preview
         self.executor = Executor(
-            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan, clock
+            config,
+            self._service,
+            self._pipeline,
+            reporter,
+            self._main_thread.put,
+            past.journal,
+            state,
+            unused_plan,
+            clock,
         )
         show = self.executor.watch.policies.show
         if results is not None:
@@ -224,6 +238,7 @@ class Supervisor:
             self._inbox = self._open_inbox(link, settings, authority, watched)
             self._inbox.restore(past.command_results, recovered.results)
         self._total = total_frames(sources, frame_limit)
+        state.report_to(lambda error: self._main_thread.put(lambda: reporter.error(error)))  # the threads start now
         self._has_whole_recordings = not frame_limit and not self._pipeline.is_live
 
     def _draw_for_labels(self, model: Model) -> None:
@@ -247,7 +262,7 @@ class Supervisor:
     ) -> CommandInbox:
         """watched: whether the model's file is watched, so that a delivered one is noticed."""
         config, run_in_main_thread = self._config, self._main_thread.put
-        releases = Releases(authority, config.state_dir / "releases.json")
+        releases = Releases(authority, self._state)
         if releases.damage is not None:
             self._reporter.error(releases.damage)
         reserve_bytes = config.store.reserve_bytes

@@ -545,7 +545,7 @@ def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
             "its metadata say so" if is_said else "as many as its outputs have",
         )
     if head.task == "depth":
-        yield Guess("depth", "relative", "guess", f"as {convention.peer} mostly are; metric ones look the same")
+        yield Guess("depth", "disparity", "guess", f"as {convention.peer} mostly have it; others look the same")
     as_peer = f"as {convention.peer} has it; the graph does not show it"
     yield _color(facts, convention, as_peer)
     for key in ("resize", "anchor", "pad", "multiple"):

@@ -58,19 +58,19 @@ class JobLedger:
         return progress.latest.id
 
     def begin(self, action: act.Begin) -> None:
-        """Raises AgentError (`journal.write`): there is no job then."""
+        """Raises AgentError (`state.write`): there is no job then."""
         job = action.job
         self.journal.start(job.id, job.kind.trigger.value, job.kind.request, job.commands)
         self.then(fact.Begun(job.id))
 
     def join(self, action: act.Join) -> None:
-        """Raises AgentError (`journal.write`)."""
+        """Raises AgentError (`state.write`)."""
         job = action.job
         self.journal.join(job.id, job.commands)
         self._commands[job.commands[-1]].update(job.state.value, job.percent)  # the one that has come
 
     def enter(self, action: act.Enter) -> None:
-        """Raises AgentError (`journal.write`): then the step must not start."""
+        """Raises AgentError (`state.write`): then the step must not start."""
         job, on_probation = action.job, action.job.state is JobState.PROBATION
         if action.is_new:
             self.journal.enter(job.id, job.state, artefact=action.artefact or None)

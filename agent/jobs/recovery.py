@@ -21,9 +21,10 @@ from agent.core import actions as act
 from agent.core.causes import INTERRUPTED
 from agent.core.kinds import Rebuild, Trigger
 from agent.core.state import Job, JobState
-from agent.jobs.job import JOURNAL, JobJournal, JobRecord
+from agent.jobs.job import JobJournal, JobRecord
 from agent.jobs.ledger import JobLedger
 from agent.models.engine_service import reject
+from agent.state.store import StateStore
 from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
@@ -57,16 +58,16 @@ class CrashRecovery:
         current: Id of the artefact that `current` led to; empty for none.
     """
 
-    def __init__(self, state_dir: Path, reporter: Reporter) -> None:
+    def __init__(self, state_dir: Path, state: StateStore, reporter: Reporter) -> None:
         """Remove leftover files, and a candidate that was on probation, so that it cannot be chosen to serve.
 
-        The caller holds the directory's lock. Raises AgentError (`journal.schema`).
+        The caller holds the directory's lock.
         """
         remove_leftovers(state_dir)
         self._reporter = reporter
         link = state_dir / "current"
         self.current = link.readlink().name if link.is_symlink() else ""
-        self.journal = JobJournal(state_dir / JOURNAL, reporter.error)
+        self.journal = JobJournal(state)
         self._records = self.journal.records()
         on_probation = [
             record

@@ -130,7 +130,7 @@ class DrawnFrame(Draw):
 
 
 class LabelStore:
-    """The drawn frames of one model, for one task. Raises AgentError `labelling.*` (agent/common/database.py).
+    """The drawn frames of one model, for one task. Raises AgentError `state.*` (agent/common/database.py).
 
     Each call opens the file again: the daemon and `tared label` use it at the same time, and neither of them often. If
     the spec names another task for the same model, that begins without frames. Those of the task before are kept, and
@@ -157,7 +157,7 @@ class LabelStore:
         self._model = model
         self._database = Database(
             self.folder / _DATABASE,
-            name="labelling",
+            name="state",
             holds="frames drawn for labelling",
             loss="the labels so far are in the file that was set aside",
             migrations=_MIGRATIONS,
@@ -304,7 +304,7 @@ class LabelStore:
                     remove(path)
 
     def _numbers(self, text: str, count: int) -> list[float]:
-        """Return so many numbers. Raises AgentError (`labelling.damaged`) for what no tared wrote."""
+        """Return so many numbers. Raises AgentError (`state.damaged`) for what no tared wrote."""
         try:
             numbers = [float(each) for each in json.loads(text)]
         except (ValueError, TypeError):

@@ -13,17 +13,16 @@ minutes is also run through ONNX Runtime on the CPU.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -31,10 +30,12 @@ import pydantic
 from pydantic import ConfigDict, NonNegativeInt
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from agent.common.errors import AgentError, FaultLog
-from agent.common.state_files import StateFile, count
+from agent.common.errors import FaultLog
+from agent.common.state_files import count, parse_state
 from agent.common.timing import RandomInterval
 from agent.models.model import Model
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
@@ -49,7 +50,6 @@ log = logging.getLogger(__package__)
 _NICE = 19
 _SHARE = 0.01  # part of a core that audits may take
 _FALSE_ALARM_S = 10 * 365.25 * 86_400.0
-_SCHEMA = 1
 # Allowed noise over what rounding makes: hardware may cut bits off where the emulation rounds, and its sums are not
 # exact either. Faults are louder: a reference is wrong where answers change, some 20 dB above that.
 _MARGIN_DB = 10.0
@@ -270,29 +270,24 @@ class ReferenceAudit(threading.Thread):
 
 
 class AuditEvidence:
-    """The evidence against the reference of one model on one runtime, in a file.
+    """The evidence against the reference of one model on one runtime.
 
-    Damage costs the evidence alone: it is gathered again. `mismatch` proves the reference wrong, and stays valid
+    `mismatch` proves the reference wrong, and stays valid
     in later periods; `is_answered`: the work made with that reference was dropped, and its renewal has started.
     """
 
-    def __init__(
-        self, path: Path | None, identity: str, period_s: float | None, on_error: Callable[[AgentError], None]
-    ) -> None:
+    def __init__(self, state: StateStore, identity: str, period_s: float | None) -> None:
         """Args:
-        path: None: nothing is kept.
         identity: Of the model and the runtime; evidence against another one does not count.
         period_s: Seconds between two audited frames: how many of them ten years have. None: no frame is audited.
-
-        Raises AgentError (`audit.schema`) for the file of a newer tared.
         """
-        self._file = StateFile(path, _SCHEMA, "audit.write", on_error)
+        self._state = state
         self._identity = identity
         self.detector = NoiseDetector(max(2.0, _FALSE_ALARM_S / period_s) if period_s is not None else math.inf)
         self.audited = 0
         self.mismatch: Mismatch | None = None
         self.is_answered = False
-        self._file.read(self._restore)
+        state.read("audit", self._restore)
 
     def add(self, mismatch: Mismatch) -> None:
         """Count a frame; the one that proves the reference wrong becomes the mismatch."""
@@ -300,34 +295,32 @@ class AuditEvidence:
         self.detector.update(mismatch.noise)
         if self.detector.drift_detected:
             self.mismatch = mismatch
-        self._file.write(self._document())
+        self._write()
 
     def locate(self, tensor: str) -> None:
         """Keep which tensor of the mismatch differs first; empty: it could not be seen."""
         if self.mismatch is not None:
             self.mismatch = replace(self.mismatch, tensor=tensor)
-            self._file.write(self._document())
+            self._write()
 
     def answer(self) -> None:
         """Keep that the mismatch was answered."""
         self.is_answered = True
-        self._file.write(self._document())
+        self._write()
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "identity": self._identity,
-            "audited": self.audited,
-            "detector": self.detector.state(),
-            "mismatch": asdict(self.mismatch) if self.mismatch is not None else None,
-            "answered": self.is_answered,
-        }
+    def _write(self) -> None:
+        detector = json.dumps(self.detector.state())
+        mismatch = json.dumps(asdict(self.mismatch)) if self.mismatch is not None else None
+        self._state.write("audit", [(self._identity, self.audited, detector, mismatch, int(self.is_answered))])
 
-    def _restore(self, document: Mapping[str, Any]) -> None:
-        if document["identity"] != self._identity:
-            return
-        audited, kept = count(document["audited"]), document["mismatch"]
-        if kept is not None:
-            self.audited, self.mismatch, self.is_answered = audited, Mismatch(**kept), document["answered"] is True
-            return
-        self.detector.restore(document["detector"])
+    def _restore(self, rows: Sequence[Row]) -> bool:
+        ((identity, audited, detector, mismatch, answered),) = rows
+        if identity != self._identity:
+            return True
+        audited = count(audited)
+        if mismatch is not None:
+            self.mismatch, self.is_answered = Mismatch(**parse_state(mismatch)), bool(answered)
+        else:
+            self.detector.restore(parse_state(detector))
         self.audited = audited
+        return True

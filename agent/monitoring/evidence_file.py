@@ -48,7 +48,7 @@ class EvidenceFile:
         """Args:
         path: None keeps nothing.
         source: Of the frames. Evidence from another source is ignored. It may hold a password, and is not kept.
-        on_error: Called with `memory.write` for a disk that refuses.
+        on_error: Called with `state.write` for a disk that refuses.
         """
         self._path = path
         self._identity = fingerprint({"schema": _SCHEMA, "source": source})
@@ -68,7 +68,7 @@ class EvidenceFile:
         is_first, self._mean = self._mean is None, mean
         with self._writing():
             if self._journal is None and self._path is not None:
-                self._journal = Journal(self._path, self._identity, "memory.write")
+                self._journal = Journal(self._path, self._identity, "state.write")
                 self._lines = len(self._journal.values)
         recalled = self._restore(self._journal, mean) if is_first and self._journal is not None else None
         if not recall or self._engine != engine:
@@ -175,4 +175,4 @@ def remove_other_files(
                 path.unlink(missing_ok=True)
     except OSError as error:
         found, remedy = f"{error.filename}: {error.strerror}", "remove the file, or correct its permissions"
-        on_error(AgentError("memory.write", found, "a writable state directory", remedy))
+        on_error(AgentError("state.write", found, "a writable state directory", remedy))

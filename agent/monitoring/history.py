@@ -98,7 +98,7 @@ class History:
             if not self._has_failed:
                 found, expected = f"{self._path}: {error.strerror or error}", "a disk with room for the history"
                 remedy = "free some space; the history then continues"
-                self._on_error(AgentError("history.write", found, expected, remedy))
+                self._on_error(AgentError("state.write", found, expected, remedy))
             self._has_failed = True
 
     def _thin(self) -> None:

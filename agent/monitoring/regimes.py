@@ -2,78 +2,68 @@
 
 A *regime* is an artefact with its calibration. Where another regime fits the scene and the engine in service does not,
 its artefact is switched to, which takes seconds; only a scene that fits none is worth a recalibration. `RegimeStore`
-keeps the regimes on disk; `Regimes` hands them to the drift monitors and decides when the artefact in service has
-become one.
+keeps the regimes; `Regimes` hands them to the drift monitors and decides when the artefact in service has become one.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from agent.collection.collection import SharedCollection
-from agent.common.state_files import StateFile, finite
+from agent.common.state_files import finite, parse_state
 from agent.config import Config
 from agent.models.model import Model, tap_weights
 from agent.monitoring.camera_monitor import CameraMonitor, CameraStates
 from agent.monitoring.drift import Regime
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 from agent.vision.registry import accepted_loss
 from engines.calibration import Calibration
 
-_SCHEMA = 2
 _STEP_S = 30.0  # most capture time that counts between two calls, which come ten times a second
 
 
 class RegimeStore:
-    """The known regimes, in the file at `path`; the one that served last is the last.
+    """The known regimes; the one that served last is the last.
 
     At most `most` are kept: the one that has not served for longest goes first.
     """
 
-    def __init__(self, path: Path, identity: str, most: int) -> None:
-        """Read the file; one that cannot be understood counts as empty.
-
-        identity: a fingerprint of model, plan, spec and runtime. Regimes stored under another one are ignored.
-        Raises AgentError: `regimes.schema` for a file of a newer tared.
-        """
-        self._file = _state_file(path)
+    def __init__(self, state: StateStore, identity: str, most: int) -> None:
+        """identity: a fingerprint of model, plan, spec and runtime. Regimes stored under another one are ignored."""
+        self._state = state
         self._identity = identity
         self._most = most
-        self.known: tuple[Regime, ...] = self._file.read(self._parse) or ()
+        self.known: tuple[Regime, ...] = state.read("regimes", self._parse) or ()
 
     def learn(self, regime: Regime) -> None:
-        """Keep a regime; one that is known becomes the last. Raises AgentError (`regimes.write`)."""
+        """Keep a regime; one that is known becomes the last. Raises AgentError (`state.write`)."""
         others = [known for known in self.known if known.artefact != regime.artefact]
         self._keep(tuple([*others, regime][-self._most :]))
 
     def forget(self, artefact: str) -> None:
-        """Remove the regime of an artefact that cannot be loaded any more. Raises AgentError (`regimes.write`)."""
+        """Remove the regime of an artefact that cannot be loaded any more. Raises AgentError (`state.write`)."""
         self._keep(tuple(known for known in self.known if known.artefact != artefact))
 
     def _keep(self, known: tuple[Regime, ...]) -> None:
         if known != self.known:
             self.known = known
-            self._file.replace({"identity": self._identity, "regimes": [asdict(regime) for regime in known]})
+            rows = [(regime.artefact, self._identity, json.dumps(asdict(regime))) for regime in known]
+            self._state.replace({"regimes": rows})
 
-    def _parse(self, document: Mapping[str, Any]) -> tuple[Regime, ...]:
-        return _regimes(document)[-self._most :] if document["identity"] == self._identity else ()
-
-
-def regime_artefacts(path: Path) -> list[str]:
-    """List the artefacts of all regimes in a file, of any identity. Raises AgentError (`regimes.schema`)."""
-    return [regime.artefact for regime in _state_file(path).read(_regimes) or ()]
+    def _parse(self, rows: Sequence[Row]) -> tuple[Regime, ...]:
+        regimes = [parse_regime(parse_state(regime)) for _, identity, regime in rows if identity == self._identity]
+        return tuple(regimes[-self._most :])
 
 
-def _state_file(path: Path) -> StateFile:
-    return StateFile(path, _SCHEMA, "regimes.write", lambda _: None)  # it is only replaced, which raises
-
-
-def _regimes(document: Mapping[str, Any]) -> tuple[Regime, ...]:
-    return tuple(map(parse_regime, document["regimes"]))
+def regime_artefacts(state: StateStore) -> list[str]:
+    """List the artefacts of all regimes that a board keeps, of any identity."""
+    return state.read("regimes", lambda rows: [artefact for artefact, _, _ in rows]) or []
 
 
 def parse_regime(row: Any) -> Regime:
@@ -129,7 +119,7 @@ class Regimes:
             since: By camera, the capture time from which on it serves; 0 for a camera that is not named.
             recall: Go on with the evidence that an earlier process kept of it.
 
-        Raises AgentError: `regimes.write`.
+        Raises AgentError: `state.write`.
         """
         weights = tap_weights(model, calibration)
         self._serving = Regime.from_calibration(artefact, calibration, model.scales(calibration), weights)
@@ -154,7 +144,7 @@ class Regimes:
         2. Its fidelity is proved on one camera at least and refuted on none: some cameras see something once a week.
            Frames on which nothing is found prove nothing: a covered lens is no regime, however long it lasts.
 
-        Raises AgentError: `regimes.write`.
+        Raises AgentError: `state.write`.
         """
         self._dwell(states, now_ts)
         serving = self._serving
@@ -170,7 +160,7 @@ class Regimes:
         return serving.artefact
 
     def forget(self, artefact: str) -> None:
-        """Remove an artefact that cannot serve any more, or is not to. Raises AgentError (`regimes.write`)."""
+        """Remove an artefact that cannot serve any more, or is not to. Raises AgentError (`state.write`)."""
         self._unwanted.add(artefact)
         self.store.forget(artefact)
         if self._serving is not None:

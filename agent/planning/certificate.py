@@ -20,9 +20,10 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.state_files import Journal
 from agent.planning.frames import RandomFrames
-from agent.validation.confusion import ConfusedPair, Disagreement
+from agent.validation.confusion import ConfusedPair, Disagreement, least_iou
 from agent.vision.answer import Answer, ClassOverlap, ServedClass
 from agent.vision.fidelity import PooledIou, fidelity
+from agent.vision.output_checks import output_faults
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from agent.vision.tasks.opening import open_task
@@ -129,6 +130,7 @@ class Tally:
         self._pooled = PooledIou()
         self._empty_frames = 0
         self._latencies_ms: list[tuple[float, float]] = []
+        self._least_iou = least_iou(terms.max_loss)
 
     def add(self, measurement: Measurement) -> None:
         if measurement.latencies_ms is not None:
@@ -145,7 +147,8 @@ class Tally:
         """True if more frames would change nothing, or too little to matter."""
         if self._loses_more or self._is_futile or self._is_hopeless:
             return True
-        return self._keeps_loss and not self._disagreement.appears_above(self._terms.max_confusion)
+        appears = self._disagreement.appears_above(self._terms.max_confusion) or self._pooled.below(self._least_iou)
+        return self._keeps_loss and not appears
 
     @property
     def _keeps_loss(self) -> bool:
@@ -169,12 +172,14 @@ class Tally:
     def result(self, spec: ModelSpec, ended: str) -> TrialResult:
         """Return the result; `ended` says why there were no more frames if the measurements decide nothing.
 
-        A trial that ended early for a small loss has no pair that appears above max_confusion. So a pair that refuses a
-        candidate comes from a number of draws that was fixed beforehand, as its bound requires.
+        A trial that ended early for a small loss has no pair that appears above max_confusion, and no class that
+        appears lost. So what refuses a candidate comes from a number of draws that was fixed beforehand, as its bound
+        requires.
         """
         tolerance = min(self._terms.max_loss, self._terms.max_confusion)
         pairs = self._disagreement.confused(spec.label, tolerance, self._terms.error)
         worst = pairs[0] if pairs and pairs[0].low > self._terms.max_confusion else None
+        lost = self._pooled.lost(self._least_iou, self._terms.error)
         latency_ms, latency_float_ms = (median(column) for column in zip(*self._latencies_ms, strict=True))
         return TrialResult(
             loss=self.bound.mean,
@@ -185,12 +190,14 @@ class Tally:
             latency_ms=latency_ms,
             latency_float_ms=latency_float_ms,
             confused=pairs,
-            accepted=self._keeps_loss and not self._loses_more and not self._is_futile and worst is None,
-            reason=self._reason(worst, ended),
+            accepted=self._keeps_loss and not self._loses_more and not self._is_futile and worst is None and not lost,
+            reason=self._reason(
+                worst, [f"'{spec.label(each)}' has an IoU of {self._pooled.iou(each):.3g}" for each in lost], ended
+            ),
             ious=self._pooled.by_class(spec.label),
         )
 
-    def _reason(self, worst: ConfusedPair | None, ended: str) -> str:
+    def _reason(self, worst: ConfusedPair | None, lost: Sequence[str], ended: str) -> str:
         if self._is_hopeless:
             ended = "more would take too long"
         elif self._is_futile:
@@ -204,6 +211,8 @@ class Tally:
                 f"'{worst.reference}' served as '{worst.candidate}' on {worst.count} of {worst.of} frames, at least "
                 f"{worst.low:.3g} of all; at most {self._terms.max_confusion:g} is asked"
             )
+        if self._keeps_loss and lost:
+            return f"{', '.join(lost)} with float {basis}; {self._least_iou:g} is asked"
         if self._keeps_loss and not self._is_futile:
             return f"loss at most {self.bound.upper:.3g} {basis}; {allowed}"
         if not self.bound.n:
@@ -318,12 +327,19 @@ class Certifier:
             outputs, latency_ms = answered[engine]
             latencies_ms = latency_ms, answered[self.float_engine][1]
         truth = self._truth(index, tensor)
-        if not all(np.isfinite(output).all() for output in outputs.values()):
+        if self._is_broken(outputs, tensor):
             return Measurement(1.0, False, truth.pairs(None), latencies_ms, truth.overlaps_by_class(None))
         served = self._task.answer(outputs, tensor)
         agreement = fidelity(served, truth)
         overlaps = truth.overlaps_by_class(served)
         return Measurement(1.0 - agreement.value, agreement.is_empty, truth.pairs(served), latencies_ms, overlaps)
+
+    def _is_broken(self, outputs: Mapping[str, Array], tensor: Array) -> bool:
+        """Return whether outputs are not finite where the reference's are."""
+        if all(np.isfinite(output).all() for output in outputs.values()):
+            return False
+        shapes = {name: output.shape for name, output in outputs.items()}  # a number of candidates may differ
+        return bool(output_faults(outputs, self.reference.infer(tensor), shapes))
 
     def _truth(self, index: int, tensor: Array) -> Answer:
         """Return the reference's answer. It is kept for the next candidate, unless it may be large."""

@@ -30,6 +30,7 @@ from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
 from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
 from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecorder, Trial, TrialEvents, deadline_s
+from agent.state.store import StateStore
 from agent.vision.labels import LabelKind
 from agent.vision.output_checks import check_batch
 from agent.vision.task import ServedFrame, VisionTask
@@ -145,6 +146,7 @@ class Pipeline:
     def __init__(
         self,
         config: Config,
+        state: StateStore,
         sources: Sequence[Source],
         model: Model,
         engine_id: str,
@@ -162,6 +164,7 @@ class Pipeline:
 
         Args:
             config: The whole configuration.
+            state: Keeps the audit's evidence.
             sources: Of every camera, in their order.
             engine: The engine in service; the loop closes it.
             frame_limit: Frames of each camera at most; 0: no limit.
@@ -202,9 +205,9 @@ class Pipeline:
         reference, checked = (partial(model.open_observer, each) for each in (backend, checked_backend))
         # The evidence against the reference, also where no more of it is gathered.
         parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
-        path = config.state_dir / "audit.json" if self.is_live else None
+        kept = state if self.is_live else StateStore(None)  # each play of a recording starts from scratch
         period_s = config.observe.audit_period_s
-        self._evidence = AuditEvidence(path, fingerprint(parts), period_s, on_observer)
+        self._evidence = AuditEvidence(kept, fingerprint(parts), period_s)
         if self.mismatch is not None:
             reference = checked
 

@@ -36,7 +36,7 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
     A disk that has become read-only does not keep a daemon from serving the engine that lies on it.
 
     Raises AgentError:
-        state.unwritable  the directory cannot be written, and has no lock file from earlier
+        state.write  the directory cannot be written, and has no lock file from earlier
         state.locked      another process holds it
     """
     with _open_lock(state_dir) as lock:
@@ -64,7 +64,7 @@ def _open_lock(state_dir: Path) -> TextIO:
     try:
         lock = _open_own(file, "r")
     except OSError:
-        raise AgentError("state.unwritable", found, "a writable folder", "correct state_dir") from None
+        raise AgentError("state.write", found, "a writable folder", "correct state_dir") from None
     say(f"warning: {found}; the engine in service keeps serving, and nothing new can be kept")
     return lock
 

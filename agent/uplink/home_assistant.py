@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.mqtt.config import HomeAssistantConfig
 from agent.mqtt.message import Mailbox, Message
-from engines.store.files import read_regular, replace_files
-
-log = logging.getLogger(__package__)
+from agent.state.salvage import Row
+from agent.state.store import StateStore
 
 BORN = b"online"  # payload on its status topic when Home Assistant has started
 _EXPIRES_S = 300  # a command's validity; the clocks of Home Assistant and the board may differ by as much
-_MOST_NOTE_BYTES = 1 << 16
 # For any prefix; a topic that nobody may publish to would end the connection each time.
 _ANNOUNCEMENT = re.compile(r"(?!\$)[^\x00-\x1f+#\ud800-\udfff]{1,255}/device/[a-zA-Z0-9_-]{1,255}/config")
 _HOTTEST = (
@@ -108,7 +104,7 @@ class Discovery(Mailbox):
     """A mailbox that announces the board with every connection, and whenever Home Assistant has started.
 
     It also removes earlier announcements: under another name or prefix, or after discovery was switched off. Their
-    topics stay in the note until the broker has acknowledged the removal.
+    topics stay in the board's state until the broker has acknowledged the removal.
     """
 
     def __init__(
@@ -116,24 +112,24 @@ class Discovery(Mailbox):
         topics: Topics,
         cameras: Sequence[str],
         birth: Birth,
-        note: Path,
+        state: StateStore,
         config: HomeAssistantConfig,
         button: bool,
     ) -> None:
         """Prepare the announcement, and the removal of earlier ones.
 
         Args:
-            note: A file with the topics under which the board was announced, one per line.
+            state: Keeps the topics under which the board was announced.
             config: Whether to announce the board, and the prefix of Home Assistant's topics.
             button: Whether to offer a button that recalibrates. Only if commands need no signature: Home Assistant
                 makes none.
         """
         super().__init__()
-        self._note = note
+        self._kept = state
         self._announcement: Message | None = None
         self.prefix = config.prefix
         self.birth_topic = f"{self.prefix}/status" if config.enabled else ""
-        self._announced = self._read_note()
+        self._announced = state.read("announcements", _topics) or []
         if config.enabled:
             identity = device_id(topics)
             document = describe(topics, identity, cameras, birth, button)
@@ -145,7 +141,7 @@ class Discovery(Mailbox):
                 self.put(Message(old, b"", retain=True))
         if topic and topic not in self._announced:
             self._announced.append(topic)
-            self._write_note()
+            self._kept.write("announcements", [(topic,) for topic in self._announced])
         self.announce()
 
     def announce(self) -> None:
@@ -158,29 +154,12 @@ class Discovery(Mailbox):
         if message is not self._announcement:
             self.forget(message.topic)
             self._announced.remove(message.topic)
-            self._write_note()
+            self._kept.write("announcements", [(topic,) for topic in self._announced])
 
-    def _read_note(self) -> list[str]:
-        try:
-            lines = read_regular(self._note, _MOST_NOTE_BYTES).decode("utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-        except (OSError, UnicodeDecodeError) as error:
-            log.warning("home_assistant=note_unreadable error=%r", str(error))
-            return []
-        topics = [topic for topic in dict.fromkeys(lines) if _ANNOUNCEMENT.fullmatch(topic)]
-        if len(topics) < len(lines):
-            log.warning("home_assistant=note_damaged lines=%d", len(lines) - len(topics))
-        return topics
 
-    def _write_note(self) -> None:
-        try:
-            if self._announced:
-                replace_files({self._note: "".join(f"{topic}\n" for topic in self._announced).encode()})
-            else:
-                self._note.unlink(missing_ok=True)
-        except OSError as error:  # the disk is full or read-only; Home Assistant shows the board all the same
-            log.warning("home_assistant=note_unwritten error=%r", str(error))
+def _topics(rows: Sequence[Row]) -> list[str]:
+    """Return the topics that an announcement may have had."""
+    return [topic for (topic,) in rows if _ANNOUNCEMENT.fullmatch(topic)]
 
 
 def device_id(topics: Topics) -> str:

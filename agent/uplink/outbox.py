@@ -78,7 +78,7 @@ class Outbox(MessageSource):
     """
 
     def __init__(self, path: Path, topics: Topics, config: OutboxConfig, clock: Clock = SYSTEM_CLOCK) -> None:
-        """clock: The board's. Raises AgentError (`outbox.schema`) for a file of a newer tared."""
+        """clock: The board's. Raises AgentError (`state.schema`) for a file of a newer tared."""
         self.errors: queue.SimpleQueue[TaredError] = queue.SimpleQueue()
         self.error: AgentError | None = None
         self.on_due: Callable[[], None] = lambda: None

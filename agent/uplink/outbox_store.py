@@ -172,7 +172,7 @@ class OutboxStore:
         size_bytes: What the rows take, as of the latest write.
         returned: Set when the disk works again: what lies there is due again. The outbox resets it.
 
-    Raises AgentError (`outbox.schema`) for a file of a newer tared.
+    Raises AgentError (`state.schema`) for a file of a newer tared.
     """
 
     path: Path
@@ -595,7 +595,7 @@ class OutboxTable:
 def database(path: Path) -> Database:
     """Return the file that keeps the tables."""
     holds, loss = "the rows that wait for the fleet's collector", "the rows that were not collected yet are lost"
-    return Database(path, "outbox", holds, loss, _MIGRATIONS, _PRAGMAS)
+    return Database(path, "state", holds, loss, _MIGRATIONS, _PRAGMAS)
 
 
 def in_memory() -> sqlite3.Connection:

@@ -64,7 +64,7 @@ class Comparison:
         outputs: What is wrong with the candidate's outputs, in words -> on how many frames.
         rows: What is wrong with batches.
         differing: The frames of least fidelity, the worst first; a few.
-        pooled: The candidate's IoU with the reference, by class.
+        pooled: Per engine, its IoU with the reference, by class.
     """
 
     frames: int
@@ -76,7 +76,7 @@ class Comparison:
     outputs: Mapping[str, int] = field(default_factory=dict)
     rows: Sequence[str] = ()
     differing: Sequence[Difference] = ()
-    pooled: PooledIou = field(default_factory=PooledIou)
+    pooled: Sequence[PooledIou] = ()
 
 
 def compare(
@@ -137,7 +137,7 @@ class _PairedRun:
         self._float = in_float
         self._deadline = deadline
         self._confusion = [Disagreement() for _ in engines]
-        self._pooled = PooledIou()
+        self._pooled = [PooledIou() for _ in engines]
         self._faults: Counter[str] = Counter()
         self._rows: list[str] = []
         self._scores: list[list[float]] = []
@@ -229,7 +229,7 @@ class _PairedRun:
                 faults = [f"its outputs cannot be decoded: {error.found}"]
         if column == 0:
             self._faults.update(faults)
-            self._pooled.add(truth.overlaps_by_class(served))
+        self._pooled[column].add(truth.overlaps_by_class(served))
         self._confusion[column].add(truth.pairs(served))
         if served is None:
             return _NO_ANSWER

@@ -19,6 +19,12 @@ from calibrate.statistics.confusion import confused_pairs
 # 0.1, which such pairs kept from ending: a candidate that misreads 40 % of a class of 10 % was refused for a limit of
 # 20 % in 65 of them (15 otherwise). One that misreads 10 % was never refused, and kept from ending in 7.
 _SUSPECT = 2
+_LEAST_IOU = 0.5  # with the reference, of the pixels of a class; a larger configured max_loss lowers it
+
+
+def least_iou(max_loss: float) -> float:
+    """Return the IoU with the reference below which a class of pixels is lost."""
+    return min(_LEAST_IOU, 1.0 - max_loss)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.models.model import Model
 from agent.validation.comparison import Comparison, Deadline, Difference, HeldOut, compare
+from agent.validation.confusion import least_iou
 from calibrate.statistics.confusion import confused_pairs
 from calibrate.statistics.evidence import gain_bounds, shows_loss
 from engines.interface import Backend, Engine, Progress
@@ -38,7 +39,7 @@ RAISED_GAIN = 0.01
 MORE_FLOAT_SLOWDOWN = 2.0
 
 _MAX_CONFUSION = 0.1  # share of the frames with a class, as in `tared plan`; a larger configured max_loss raises it
-_CONFUSION_ERROR = 0.05  # probability that a pair is named by chance
+_CONFUSION_ERROR = 0.05  # probability that a pair, or a class, is named by chance
 _TAIL_FROM = 100  # inferences: of fewer the 99th percentile is the slowest one, which depends on the machine's load
 _TAIL_CHANCE = 0.001  # probability that so many more slow inferences are the candidate's, if neither engine is slower
 _MOST_CLASSES = 100  # that a verdict lists
@@ -48,7 +49,7 @@ _NOTICED_MS = 0.25  # a difference that no frame at 1000 Hz would notice does no
 _EXPECTED = {
     "outputs": "finite outputs of the reference's names, types and shapes",
     "rows": "the same answer for equal frames of a batch",
-    "confusion": "no classes confused that the engine in service keeps apart",
+    "confusion": "no classes confused or lost that the engine in service keeps",
     "latency": "a latency within recalibration.max_slowdown",
     "gain": "an engine no slower than float",
     "fidelity": f"at least {MIN_INFORMATIVE} frames with something on them, and a loss within recalibration.max_loss "
@@ -232,7 +233,7 @@ class Judge:
 
 
 def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int], str] = str) -> Verdict:
-    """Accept a candidate that is sound, confuses no classes newly, is not too slow, and is faithful.
+    """Accept a candidate that is sound, confuses and loses no classes newly, is not too slow, and is faithful.
 
     Without an engine in service it must keep max_loss. With one, it must either be better with 95 % confidence, or have
     the least gain and keep max_loss, without a loss that is more than chance. Where that is asked it must be no slower
@@ -257,11 +258,13 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         faithful = better or (keeps and means[0] - means[1] >= limits.least_gain and not shows_loss(gains))
         fidelity = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {frames}"
     confused = _newly_confused(comparison, limits.max_loss, label)
+    mistaken = [f"newly confuses {', '.join(confused)}"] if confused else []
+    mistaken += [f"newly loses {each}" for each in _newly_lost(comparison, limits.max_loss, label)]
     latency = _Latency(comparison)
     failed = {
         "outputs": "; ".join(f"{fault} ({count} times)" for fault, count in comparison.outputs.items()),
         "rows": "; ".join(comparison.rows),
-        "confusion": "it newly confuses " + ", ".join(confused) if confused else "",
+        "confusion": "it " + ", and ".join(mistaken) if mistaken else "",
         "latency": latency.objection(limits.max_slowdown),
         "gain": latency.slower_than_float if limits.must_gain and not better else "",
         "fidelity": "" if faithful else fidelity,
@@ -285,7 +288,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         confused,
         latency.float_ms,
         _agreement_by_class(comparison, label),
-        comparison.pooled.by_class(label),
+        comparison.pooled[0].by_class(label) if comparison.pooled else {},
     )
 
 
@@ -314,6 +317,22 @@ def _newly_confused(comparison: Comparison, max_loss: float, label: Callable[[in
             and serving.wrong[pair.reference] < candidate.wrong[pair.reference]
             for serving in others
         )
+    )
+
+
+def _newly_lost(comparison: Comparison, max_loss: float, label: Callable[[int], str]) -> tuple[str, ...]:
+    """Return in words the classes of pixels that the candidate loses, and the engine in service keeps better.
+
+    A class may vanish within max_loss: a mean over ten classes falls by a tenth.
+    """
+    if not comparison.pooled:
+        return ()
+    candidate, *others = comparison.pooled
+    least = least_iou(max_loss)
+    return tuple(
+        f"{label(each)}: its IoU with the reference is {candidate.iou(each):.2f}, and {least:g} is asked"
+        for each in candidate.lost(least, _CONFUSION_ERROR)
+        if all(serving.iou(each) >= least for serving in others)
     )
 
 

@@ -162,11 +162,13 @@ class ModelSpec(Strict):
         inputs: the constant that each input beside the image gets, a number or nested lists of numbers.
         score_threshold: a fraction, as is iou_threshold.
         nms: which overlapping candidates are suppressed; None leaves it to the decoder, see `suppression`.
-        depth: whether values are distances, or known but for a scale and a shift, for task `depth`.
+        depth: whether values are distances (metric), or known but for a scale and a shift: as a distance (relative) or
+            as its inverse (disparity), for task `depth`.
         keypoints: how many key points an object has, or their names, for task `pose`.
         sigmas: how far people's labels of each key point scatter, by the root of an object's area (COCO), for task
             `pose`; None: COCO's for 17 key points, else 0.05.
-        max_ratio: up to which two values agree, for task `depth`; None: 1.05.
+        max_ratio: up to which two values agree, for task `depth`; None: 1.05. Where they are not metric, their
+            difference counts, as a share of their spread: 0.05.
         min_sqnr_db: the least that the channels of an engine's outputs have to reach, for task `raw`; by name, of the
             outputs that are judged.
         params: keys of a task of an installed package, which the task's `check_params` checks.
@@ -185,7 +187,7 @@ class ModelSpec(Strict):
     nms: Suppression | None = None
     min_sqnr_db: Finite | dict[str, Finite] = 20.0
     precision: PrecisionRules = PrecisionRules()
-    depth: Literal["metric", "relative"] | None = None
+    depth: Literal["metric", "relative", "disparity"] | None = None
     max_ratio: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None
     keypoints: Annotated[PositiveInt | tuple[str, ...] | None, Field(validate_default=True)] = None
     sigmas: tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...] | None = None

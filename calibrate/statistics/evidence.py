@@ -454,11 +454,11 @@ def gain_bounds(differences: NDArray[np.float64]) -> tuple[float, float]:
     return min(low, mean), max(high, mean)
 
 
-def shows_loss(differences: NDArray[np.float64]) -> bool:
+def shows_loss(differences: NDArray[np.float64], error: float = _ERROR) -> bool:
     """Return True if paired differences show that a candidate is worse: a test for one look, at a fixed number.
 
     Where nothing is lost, each difference might as well have the other sign. The sum of such signs reaches
-    sqrt(2 ln(1 / 0.05)) times the root of the sum of squares with a probability of 0.05 at most. Source: Hoeffding,
+    sqrt(2 ln(1 / error)) times the root of the sum of squares with a probability of `error` at most. Source: Hoeffding,
     "Probability inequalities for sums of bounded random variables" (JASA 1963), section 2, for given magnitudes. It
     sees a loss with a third of the values that `gain_bounds` needs, which hold for any distribution.
 
@@ -469,7 +469,7 @@ def shows_loss(differences: NDArray[np.float64]) -> bool:
     (True, False)
     """
     lost = -float(differences.sum())
-    return lost > 0.0 and lost * lost >= 2.0 * math.log(1.0 / _ERROR) * float(np.square(differences).sum())
+    return lost > 0.0 and lost * lost >= 2.0 * math.log(1.0 / error) * float(np.square(differences).sum())
 
 
 def _bets(differences: NDArray[np.float64], ruin: float) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from agent.contract.messages import Ack, Birth
 from agent.contract.wire import MessageError
 from agent.mqtt.client import Endpoint, SessionOptions
 from agent.mqtt.message import Message, Reply
+from agent.state.store import StateStore
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.uplink.reporter import Reporter
@@ -65,18 +66,12 @@ class Daemon:
             boot_id=str(uuid.UUID(int=context.rng.getrandbits(128))),
         )
         self._reporter = _Reporter(self._link, birth, clock)
+        state = StateStore(context.folder if context.on_disk else None, clock)
+        state.report_to(self._reporter.error)
         self._settings = Settings(
-            options.config,
-            context.folder / "settings.json",
-            lambda _: True,
-            lambda _: self._link.send(self._settings.reported()),
-            self._reporter.error,
+            options.config, state, lambda _: True, lambda _: self._link.send(self._settings.reported())
         )
-        self._command_log = (
-            CommandLog(context.folder / "commands.sqlite", self._reporter.error, clock=clock)
-            if context.on_disk
-            else None
-        )
+        self._command_log = CommandLog(state, clock=clock) if context.on_disk else None
         self._authority = Authority(options.config.commands, context.topics, local=True, synchronised=lambda: True)
         self._dispatcher = CommandDispatcher(
             bind(lambda: self._settings.config, SimulatedHandlers(context, self._settings, restart), Unsimulated()),

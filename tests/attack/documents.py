@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 from device import NOW, TOPICS, payload
 from hypothesis import strategies as st
+from kept import kept_in
 from merge_bench import FACTS, counted, frames_of
 
 from agent.commands.authority import Authority
@@ -102,7 +102,7 @@ class Board:
         config = CommandsConfig(operator_keys=(public,))
         self.results: list[CommandResult] = []
         signed = Authority(config, TOPICS, False, lambda: True)
-        log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
+        log = CommandLog(kept_in(folder))
         handlers: dict[str, Any] = dict.fromkeys(OPS, self._done)
         self._desks = [
             CommandDispatcher(handlers, self.results.append, memory=50),

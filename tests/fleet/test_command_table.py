@@ -24,6 +24,7 @@ from agent.contract.messages import Birth
 from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload, StatusHandler
 from agent.daemon.supervisor import Supervisor
 from agent.models.model import open_model
+from agent.state.store import StateStore
 from agent.uplink.link import MqttLink
 from agent.vision.spec import ModelSpec
 from engines.registry import open_backend
@@ -90,5 +91,7 @@ def test_an_op_without_handler_stops_the_start_and_is_refused_by_simulated_board
     world.arguments()
     config, link = load_config(tmp_path / "config.yaml"), cast(MqttLink, Listening())
     with pytest.raises(ValueError, match="no handler for dance"):
-        Supervisor(config, open_model(config.model), open_backend(RUNTIME), link, Birth(agent_version="0"))
+        Supervisor(
+            config, StateStore(None), open_model(config.model), open_backend(RUNTIME), link, Birth(agent_version="0")
+        )
     assert refusal(on_a_simulated_board, "dance", CONFIG) == "command.unknown_op"

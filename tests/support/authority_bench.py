@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from device import NOW, TOPICS, Device
+from kept import kept_in
 
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import CommandDispatcher
@@ -31,7 +32,8 @@ class Board:
     def restart(self) -> None:
         self.device = Device()
         self.results: list[CommandResult] = []
-        journal = CommandLog(self.folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
+        self.state = kept_in(self.folder)
+        journal = CommandLog(self.state)
         self.desk = CommandDispatcher(
             self.device.handlers(), self.results.append, command_log=journal, authority=self.authority
         )

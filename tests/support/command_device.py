@@ -14,6 +14,7 @@ from typing import Any
 
 from brokers import on_the_air
 from device import TOPICS, Device
+from kept import kept_in
 
 from agent.commands.dispatcher import CommandDispatcher, CommandProgress
 from agent.commands.log import CommandLog
@@ -38,7 +39,7 @@ def main(port: int, folder: Path) -> None:
     def fail(error: AgentError) -> None:
         raise error
 
-    journal = CommandLog(folder / "commands.sqlite", fail)
+    journal = CommandLog(kept_in(folder, fail))
     endpoint = Endpoint("127.0.0.1", port)
     with on_the_air(endpoint, TOPICS, Birth(agent_version="0"), recognise=CommandRecognition(None)) as link:
         desk = CommandDispatcher({**Device().handlers(), "cancel": done}, link.send, command_log=journal)

@@ -16,6 +16,7 @@ from agent.commands.authority import Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import MODEL_CHUNK_BYTES, CommandResult, ModelArgs
+from agent.state.store import StateStore
 
 CONTENT = bytes(range(256)) * 400  # 3 chunks and a bit
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -32,7 +33,7 @@ class Board:
         self.results: list[CommandResult] = []
         self.clock = TurnedClock()
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        admit = ModelAdmission(self.model, watched, reserve_bytes, Releases(None, folder / "releases.json"))
+        admit = ModelAdmission(self.model, watched, reserve_bytes, Releases(None, StateStore(None)))
         self.delivery = FileReceiver(self.incoming, reserve_bytes, self._posted.put, admit, self.try_out, self.clock)
 
     def try_out(self, staged: StagedModel) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from device import carry_out
+from kept import kept_in
 from raising_world import COLLAPSES, collapsing_net, config_in, observer_state, observing
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
@@ -157,9 +158,10 @@ def executor_on(
 ) -> Executor:
     """Start an executor on a frame path without frames; functions for the main thread run at once."""
     pipeline = SimpleNamespace(is_live=live, observer=observer, last_ts=0.0, **frame_path())
-    journal = JobJournal(config.state_dir / "jobs.sqlite", unexpected)
+    state = kept_in(config.state_dir)
     run: RunInMainThread = lambda function: function()  # noqa: E731  (its type is a callable's)
-    executor = Executor(config, service, cast(Pipeline, pipeline), reporter, run, journal, clock=clock)
+    journal = JobJournal(state)
+    executor = Executor(config, service, cast(Pipeline, pipeline), reporter, run, journal, state, clock=clock)
     executor.start(0)
     return executor
 
@@ -214,6 +216,6 @@ def refuse_journal(monkeypatch: pytest.MonkeyPatch, write: str = "start") -> Non
     """Let no job be journaled, or with `enter` no state of one."""
 
     def refuse(*_: object, **__: object) -> None:
-        raise AgentError("journal.write", "a full disk", "", "")
+        raise AgentError("state.write", "a full disk", "", "")
 
     monkeypatch.setattr(JobJournal, write, refuse)

@@ -16,12 +16,12 @@ import psutil
 import yaml
 from brokers import RealBroker, eventually
 from daemon_life import LIMIT_S, TOPICS, Life, living
+from kept import records_in
 from onnx import numpy_helper
-from unexpected import unexpected
 from worlds import World
 
 from agent.contract.commands import CommandResult
-from agent.jobs.job import JobJournal, JobRecord
+from agent.jobs.job import JobRecord
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from engines.store.artefact import read_artefact
@@ -94,8 +94,7 @@ class Case:
         return final
 
     def records(self, trigger: str) -> list[JobRecord]:
-        journal = JobJournal(self.world.state_dir / "jobs.sqlite", unexpected)
-        return [record for record in journal.records() if record.trigger == trigger]
+        return [record for record in records_in(self.world.state_dir) if record.trigger == trigger]
 
     def check_killed(self, life: Life) -> None:
         assert life.process.wait(LIMIT_S) == -signal.SIGKILL, life.log.read_text()
@@ -104,7 +103,7 @@ class Case:
         """The daemon serves; nothing half lies about."""
         life.wait(lambda: life.status()["frames"] > 0)
         self.check_store()
-        assert not life.said("journal\\.")
+        assert not life.said("state\\.damaged")
         assert not life.said("Traceback")
 
     def check_store(self) -> None:
@@ -118,7 +117,7 @@ class Case:
         state_dir = self.world.state_dir
         half_written = [path for ending in ("new", "old", "gone") for path in state_dir.rglob(f".*.{ending}")]
         frames = list((state_dir / "jobs").glob("*"))
-        records = JobJournal(state_dir / "jobs.sqlite", unexpected).records()
+        records = records_in(state_dir)
         running = {record.id for record in records if not record.state.is_finished}
         return [*half_written, *(path for path in frames if path.name not in running)]
 

@@ -490,7 +490,7 @@ OF_PROJECTS: dict[Family, tuple[Shape, dict[str, Any], dict[str, Any]]] = {
     ),
     torchvision_detector: (IMAGE, {"task": "detect", "decoder": "torchvision"}, _ZERO_TO_ONE),
     torchvision_aux: (IMAGE, {"task": "segment"}, {**_ZERO_TO_ONE, **_IMAGENET}),
-    depth: (IMAGE, {"task": "depth", "depth": "relative"}, {**_ZERO_TO_ONE, **_IMAGENET}),
+    depth: (IMAGE, {"task": "depth", "depth": "disparity"}, {**_ZERO_TO_ONE, **_IMAGENET}),
     unet: (IMAGE, {"task": "segment", "score_threshold": 0.0}, _ZERO_TO_ONE),
 }
 OTHERS: tuple[Family, ...] = (

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import sys
 import tempfile
 import threading
@@ -25,6 +24,7 @@ import onnx
 import pytest
 import yaml
 from brokers import eventually
+from kept import records_in
 from numpy.typing import NDArray
 from places import ROOT
 from runtime_under_test import RUNTIME
@@ -32,6 +32,7 @@ from warm_start import TalkingProcess
 from zoo import residual_net
 
 from agent.camera.source import is_live
+from agent.core.state import JobState
 
 SPEC: dict[str, Any] = {
     "path": "model.onnx",
@@ -96,14 +97,12 @@ class World:
 
         The engine serves, and is the store's, somewhat earlier: a disk that fails in between costs the job.
         """
-        eventually(lambda: (self.state_dir / "jobs.sqlite").exists() and bool(self._committed()), 120.0)
+        eventually(self._committed, 120.0)
         return self._committed()[0]
 
     def _committed(self) -> list[str]:
-        with contextlib.closing(sqlite3.connect(f"file:{self.state_dir / 'jobs.sqlite'}?mode=ro", uri=True)) as jobs:
-            if not jobs.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
-                return []  # it is being created
-            return [row[0] for row in jobs.execute("SELECT artefact FROM jobs WHERE state = 'COMMITTED'")]
+        records = records_in(self.state_dir)
+        return [record.artefact or "" for record in records if record.state is JobState.COMMITTED]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[TalkingProcess]:

@@ -164,11 +164,13 @@ def test_a_restart_serves_what_was_current_and_a_damaged_one_falls_back(calibrat
     assert "calibration.json" in errors
 
 
-@pytest.mark.parametrize(("most_bytes", "code"), [(6_000, "journal.write"), (34_000, "recalibration.disk")])
-def test_a_full_disk_costs_the_job_and_not_the_video(tmp_path: Path, most_bytes: int, code: str) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S, observe={"held_out": 128}, calibration={"frames": 200})
-    summary, said = world.run(until=code, file_bytes=most_bytes)
-    assert said.count("journal.write:") <= 1
+@pytest.mark.parametrize(
+    ("most_bytes", "refused"), [(6_000, "the journal of jobs, kept"), (130_000, "recalibration.disk")]
+)
+def test_a_full_disk_costs_the_job_and_not_the_video(tmp_path: Path, most_bytes: int, refused: str) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S, observe={"held_out": 256}, calibration={"frames": 1200})
+    summary, said = world.run(until=refused, file_bytes=most_bytes)
+    assert said.count("the journal of jobs, kept") <= 1
     assert summary["dropped"] == {}
     assert summary["swaps"] == []
     assert not list((world.state_dir / "jobs").glob("*"))

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 import yaml
 from brokers import eventually
+from kept import kept_in
 from listening import Listening
 from observer_bench import FAULT, FULL, Faulty
 from runtime_under_test import RUNTIME
@@ -62,7 +63,7 @@ class Daemon:
         model = open_model(config.model)
         birth = Birth(agent_version="0", model=model.sha256)
         link = cast(MqttLink, self.link)  # as far as a supervisor knows
-        return Supervisor(config, model, open_backend(RUNTIME), link, birth).run()
+        return Supervisor(config, kept_in(config.state_dir), model, open_backend(RUNTIME), link, birth).run()
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import statistics
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +12,14 @@ import psutil
 import pytest
 from brokers import RealBroker
 from daemon_life import PLAYER, living, order
+from kept import kept_in
 from worlds import make_world
 
-from agent.commands.log import MOST_ROWS, CommandLog
+from agent.commands.log import MOST_ROWS
 from agent.contract.commands import CommandResult
 from agent.core.state import JobState
 from agent.jobs.job import JobJournal
+from agent.state.store import StateStore
 
 WARM_UP = 20  # jobs after which all that is kept for good is there
 ANSWERED = 12_000  # frames after which the memory of answers, for which labels may come, is full
@@ -89,20 +89,17 @@ def fill(journal: JobJournal) -> None:
             journal.enter(f"{number:012x}", state, result={"artefact": 16 * "0", "fidelity": 1.0})
 
 
-def fill_log(path: Path) -> None:
+def fill_log(state: StateStore) -> None:
     """With as many commands as are remembered: all carried out, and expired."""
-    log, hour_ago = CommandLog(path, lambda error: pytest.fail(str(error))), time.time() - 3600.0
-    log.accept("c", "d" * 64, hour_ago, hour_ago - 60.0)
-    with closing(sqlite3.connect(path)) as db:
+    hour_ago = time.time() - 3600.0
+    with state.transaction("write", "commands") as db:
         done = CommandResult(id="c" * 32, status="SUCCEEDED", result={"artefact": 16 * "0", "fidelity": 1.0})
         row = hour_ago, hour_ago - 60.0, done.to_json().decode()
-        db.execute("DELETE FROM commands")
         db.executemany(
             "INSERT INTO commands (id, digest, expires_wall, received_wall, result, final, delivered) "
             "VALUES (?, ?, ?, ?, ?, 1, 1)",
             [(f"{number:032x}", 64 * "d", *row) for number in range(MOST_ROWS)],
         )
-        db.commit()
 
 
 @pytest.mark.parametrize("jobs", [pytest.param(20, marks=pytest.mark.trial), pytest.param(200, marks=pytest.mark.soak)])
@@ -126,8 +123,9 @@ def test_recalibrations_leave_nothing_behind(jobs: int, tmp_path: Path, any_brok
     scene = tmp_path / "scene"
     scene.write_text(str(world.folder / "clip.avi"))
     world.state_dir.mkdir(parents=True)
-    fill(JobJournal(world.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error))))
-    fill_log(world.state_dir / "commands.sqlite")
+    state = kept_in(world.state_dir)
+    fill(JobJournal(state))
+    fill_log(state)
     found: list[Footprint] = []
     with living(world, scene, any_broker, "endurance", player=player, period_s=1.0, alert_period_s=0.02) as life:
         life.wait(lambda: life.said("step=COMMITTED"))

@@ -59,7 +59,7 @@ def test_strangers_and_a_lack_of_descriptors_do_not_end_the_video(
         assert [each.status for each in _results(any_broker, "status")] == ["ACCEPTED", "SUCCEEDED"]
         (refusal,) = _results(any_broker, "recalibrate", frames="8")
         assert refusal.error is not None
-        assert refusal.error.code == "command.log"  # nothing starts that is not written down
+        assert refusal.error.code == "state.read"  # nothing starts that is not written down
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
         eventually(lambda: "memory_available_bytes" in watcher.expect(TOPICS.telemetry)["health"])
         eventually(lambda: (value(port, "tared_frames_total") or 0.0) > before)
@@ -81,7 +81,7 @@ def test_a_job_that_lacks_descriptors_costs_itself_alone(tmp_path: Path) -> None
     with world.running() as process:
         _read_until(process, "step=COLLECTING")
         limits = _exhaust(process.pid)
-        _read_until(process, "code=journal.write")
+        _read_until(process, "code=state.write")
         frames = more = int(_read_until(process, r"serving: (\d+)")[1])
         while more <= frames:
             more = int(_read_until(process, r"serving: (\d+)")[1])

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
 from daemon_life import TOPICS, answer
+from kept import kept_in
 from listening import Listening
 from runtime_under_test import RUNTIME
 from worlds import FPS, SPEC, World, make_world, write_clip
@@ -99,7 +100,9 @@ def test_a_detector_is_scored_in_frame_pixels_by_the_labels_of_its_recording(tmp
     link = cast(MqttLink, Listening())  # as far as a supervisor knows
     birth = Birth(agent_version="0", model=model.sha256)
     labels = dict.fromkeys(range(0, 40, 2), there)  # the others show nothing, and something is found
-    summary = Supervisor(config, model, open_backend(RUNTIME), link, birth, 0, {"camera": labels}).run()
+    summary = Supervisor(
+        config, kept_in(config.state_dir), model, open_backend(RUNTIME), link, birth, 0, {"camera": labels}
+    ).run()
     assert summary.live_accuracy is not None
     interval = summary.live_accuracy.interval
     assert interval.n == 40

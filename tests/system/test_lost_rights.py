@@ -21,12 +21,12 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBrok
 @pytest.mark.parametrize(
     ("folder", "mode", "code"),
     [
-        (".", UNWRITABLE, "journal.write"),
+        (".", UNWRITABLE, "state.write"),
         (".", UNREADABLE, "artefact.unreadable"),
         ("artefacts", UNWRITABLE, "artefact.write"),
         ("artefacts", UNREADABLE, "artefact.unreadable"),
         ("jobs", UNWRITABLE, "recalibration.disk"),
-        ("jobs.sqlite", 0o400, "journal.write"),
+        ("state.sqlite", 0o400, "state.write"),
     ],
 )
 def test_rights_that_are_lost_during_a_job_cost_that_job(
@@ -50,7 +50,7 @@ def test_rights_that_are_lost_during_a_job_cost_that_job(
         if mode == UNREADABLE:
             last = board.order("rollback")
             assert last.error is not None
-            assert last.error.code.startswith("command.log" if folder == "." else "artefact."), last.error
+            assert last.error.code.startswith("state.read" if folder == "." else "artefact."), last.error
         serves_on(life)
         place.chmod(rights)
         assert board.current == before

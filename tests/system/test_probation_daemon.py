@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-import agent.jobs.refusal
+import agent.core.state
 from agent.models.engine_service import EngineService
 
 faults = iter(sys.argv.pop(1).split(","))
@@ -58,7 +58,7 @@ def load_case(self, artefact):
 
 
 EngineService.load = load_case
-agent.jobs.refusal.REFUSED = ()  # the next fault is tried in the same scene, too
+agent.core.state.State.refusal = lambda *_: None  # the next fault is tried in the same scene, too
 """
 
 

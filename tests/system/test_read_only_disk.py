@@ -32,7 +32,7 @@ def test_a_store_that_turns_read_only_costs_the_command_and_the_next_start_serve
             read_only.enter_context(mounted_read_only(disk))
             last = order(any_broker, "recalibrate", frames="16", method="max")
             assert last.error is not None
-            assert (last.status, last.error.code) == ("REJECTED", "command.log")
+            assert (last.status, last.error.code) == ("REJECTED", "state.write")
             assert re.search(READ_ONLY, last.error.message), last.error
             served = answer(any_broker, "status")["frames"]
             eventually(lambda: answer(any_broker, "status")["frames"] > served, LIMIT_S)

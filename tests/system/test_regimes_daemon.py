@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from worlds import ALARM_COMMIT, World, make_world
 
+from agent.monitoring.regimes import regime_artefacts
+from agent.state.store import StateStore
 from engines.store.artefact import Store
 
 # What is darker still counts as a covered lens. In brighter light some pictures lie between two classes, and one such
@@ -24,8 +24,7 @@ def in_light(folder: Path, light: float) -> World:
 
 
 def known(world: World) -> Sequence[str]:
-    book: Any = json.loads((world.state_dir / "regimes.json").read_text())
-    return [regime["artefact"] for regime in book["regimes"]]
+    return regime_artefacts(StateStore.copy_of(world.state_dir, ["regimes"]))
 
 
 @pytest.mark.trial

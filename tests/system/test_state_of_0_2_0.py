@@ -1,4 +1,4 @@
-"""A state directory of tared 0.2.0 is read as it is, file by file.
+"""A state directory of tared 0.2.0 is taken over, whenever the takeover is killed.
 
 `state_of_0_2_0.json` was made at commit 2fc6093f. Each class of that commit wrote its own file, on the helpers of its
 tests. The JSON has texts as they were, databases as SQL, and binary files in base64. If a format changes, the new
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from authority_bench import Board
 from device import NOW, Device, payload
 from drift_bench import regime
+from kept import kept_in, open_until
 from outbox_bench import numbers, opened, taken
 from raising_world import config_in
 from turned_clock import TurnedClock
@@ -28,16 +29,21 @@ from agent.commands.authority import Releases
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
+from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.control.policies import Policies
-from agent.core.state import JobState
+from agent.core.state import JobState, State
 from agent.jobs.job import JobJournal
+from agent.jobs.kept_memory import KeptMemory
 from agent.labelling.store import LabelStore
+from agent.monitoring.audit import AuditEvidence
 from agent.monitoring.camera_monitor import CameraMonitor, Spending
 from agent.monitoring.drift import Regime
 from agent.monitoring.evidence_file import EvidenceFile
+from agent.monitoring.gains import GainRecord
 from agent.monitoring.regimes import RegimeStore
-from calibrate.errors import TaredError
+from agent.state.schema import TABLES
+from agent.state.store import StateStore
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
 from engines.onnxruntime_backend import OnnxRuntimeBackend
@@ -76,33 +82,28 @@ def test_the_engine_serves_with_its_calibration_and_plan(state_dir: Path) -> Non
 
 
 def test_regimes_attempts_and_limits_hold(state_dir: Path) -> None:
+    state = kept_in(state_dir)
     scene = {"x": 0.5, "y": 2.0**-9}, {"x": 3.0, "y": 0.1}, {"x": (0.25, 0.125), "y": (1e-5, 1e-6)}
-    known = RegimeStore(state_dir / "regimes.json", "one model", 5).known
+    known = RegimeStore(state, "one model", 5).known
     assert known == (Regime("day", *scene), Regime("night", *scene))
-    attempts = PrecisionAttempts(state_dir / "attempts.json", "the rules", unexpected)
-    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 0)
-    reported: list[str] = []
     clock = TurnedClock()
-
-    def report(error: TaredError) -> None:
-        reported.append(error.code)
-
-    limits = AutomationLimits(state_dir / "restraint.json", 3, 600.0, 1200.0, 2, report, clock)
-    assert (limits.may_start, limits.may_switch) == (False, False)
-    clock.turn(541.0)
-    assert (limits.may_start, limits.may_switch) == (True, False), "ten minutes after the failure"
-    assert [limits.count_job(), limits.count_job()] == [True, False], "two of three jobs were counted before"
-    limits.count_rollback()
-    assert reported == [ROLLBACK_LOOP], "one of two rollbacks was counted before"
+    memory, now_s = KeptMemory(state, clock).read("the rules"), clock.monotonic_s()
+    assert (memory.next_rung("day"), memory.next_rung("night")) == (2, 0)
+    restraint = memory.restraint
+    assert (len(restraint.starts_s), len(restraint.rollbacks_s)) == (2, 1)
+    assert restraint.is_below_cap(now_s, 3)
+    assert not restraint.is_below_cap(now_s, 2)
+    assert 0.0 < now_s - restraint.failed_s < 600.0
+    assert 600.0 < now_s - restraint.switched_s + 600.0 < 1200.0 + 600.0
 
 
 def test_settings_policies_and_releases_hold(state_dir: Path) -> None:
-    config = config_in(state_dir.parent)
-    settings = Settings(config, state_dir / "settings.json", "ann".__eq__, lambda _: None, unexpected)
+    config, state = config_in(state_dir.parent), kept_in(state_dir)
+    settings = Settings(config, state, "ann".__eq__, lambda _: None)
     assert settings.version == 3
     assert (settings.config.recalibration.max_loss, settings.config.log_level) == (0.25, "debug")
-    assert Policies(config, unexpected).document("day") == {"score_threshold": 0.5, "classes": ["b"]}
-    releases = Releases(Board(state_dir.parent).authority, state_dir / "releases.json")
+    assert Policies(config, state).document("day") == {"score_threshold": 0.5, "classes": ["b"]}
+    releases = Releases(Board(state_dir.parent).authority, state)
     assert (releases.damage, releases._versions) == (None, {"a key": 5})
 
 
@@ -122,7 +123,7 @@ def test_drift_and_fidelity_go_on(state_dir: Path) -> None:
 def test_commands_that_were_carried_out_are_answered_and_not_carried_out_again(state_dir: Path) -> None:
     results: list[CommandResult] = []
     device = Device()
-    log = CommandLog(state_dir / "commands.sqlite", unexpected)
+    log = CommandLog(kept_in(state_dir))
     dispatcher = CommandDispatcher(device.handlers(), results.append, command_log=log)
     dispatcher.restore([])
     dispatcher.receive(payload(op="cancel"), NOW)
@@ -130,11 +131,11 @@ def test_commands_that_were_carried_out_are_answered_and_not_carried_out_again(s
     assert {(result.id, result.status) for result in results} == {("c1", "SUCCEEDED"), ("c2", "SUCCEEDED")}
     assert not device.done_with
     dispatcher.receive(payload(id="c3", op="restart"), NOW)
-    assert CommandLog(state_dir / "commands.sqlite", unexpected).find("c3") is not None
+    assert CommandLog(kept_in(state_dir)).find("c3") is not None
 
 
 def test_jobs_messages_and_labels_are_kept(state_dir: Path) -> None:
-    jobs = JobJournal(state_dir / "jobs.sqlite", unexpected)
+    jobs = JobJournal(kept_in(state_dir))
     ends = [(job.id, job.trigger, job.state, job.artefact, job.error and job.error.code) for job in jobs.records()]
     assert ends == [
         ("j1", "first-start", JobState.COMMITTED, "31c2fbc0dd52626e", None),
@@ -151,3 +152,75 @@ def test_jobs_messages_and_labels_are_kept(state_dir: Path) -> None:
     ]
     assert labels.picture(1).startswith(b"\xff\xd8")
     assert labels.strata() == [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_refusals_gains_audits_and_announcements_are_kept(state_dir: Path) -> None:
+    state = kept_in(state_dir)
+    refusal = State(KeptMemory(state).read("")).refusal("the settings")
+    assert refusal is not None
+    assert (refusal.error.code, refusal.attempt.scene.artefact) == ("recalibration.refused", "day")
+    gain = GainRecord(state, "one model").expected_gain(12.0, [0.6] * 24)
+    unknown = GainRecord().expected_gain(12.0, [0.6] * 24)
+    assert gain is not None
+    assert unknown is not None
+    assert gain.estimate != unknown.estimate
+    evidence = AuditEvidence(state, "one model", 300.0)
+    assert (evidence.audited, evidence.mismatch) == (2, None)
+    assert evidence.detector.e_value > 1e5
+    assert state.read("announcements", list) == [("homeassistant/device/tared-default-gate/config",)]
+    assert state.read("replay_guard", list) == [(1700000005.0, 0.0, 0.0)]
+
+
+TAKEN_OVER = (
+    *("restraint.json", "attempts.json", "refusal.json", "gains.json", "audit.json", "regimes.json", "policies.json"),
+    *("settings.json", "releases.json", "commands.json", "jobs.sqlite", "commands.sqlite", "home_assistant"),
+)
+
+
+def known(state: StateStore) -> dict[str, object]:
+    return {table: state.read(table, list) for table in TABLES}
+
+
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.trial)])
+def test_a_takeover_that_is_killed_at_any_point_is_done_by_the_next_start(
+    state_dir: Path, tmp_path: Path, stride: int
+) -> None:
+    before = {name: (state_dir / name).read_bytes() for name in TAKEN_OVER}
+    whole, step, folder = known(StateStore.copy_of(state_dir, [*TABLES])), 0, tmp_path / "killed"
+    assert all(whole.values())
+    while True:
+        folder.mkdir()
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        if not open_until(folder, step):
+            break
+        assert known(kept_in(folder)) == whole, step
+        assert {name: (folder / name).read_bytes() for name in TAKEN_OVER} == before, "0.2.0 finds its state again"
+        shutil.rmtree(folder)
+        step += stride
+    assert step > 2 * stride
+
+
+@pytest.mark.parametrize("name", TAKEN_OVER)
+def test_a_file_that_is_damaged_is_lost_alone(state_dir: Path, name: str) -> None:
+    whole, errors = known(StateStore.copy_of(state_dir, [*TABLES])), list[AgentError]()
+    (state_dir / name).write_bytes(b"\xff no state")
+    state = kept_in(state_dir, errors.append)
+    lost = {table for table, rows in known(state).items() if rows != whole[table]}
+    assert 1 <= len(lost) <= 2
+    assert {table for table in TABLES if state.lost_in(table) == state_dir / name} == lost
+    assert [error.code for error in errors] == ["state.damaged"]
+    (state_dir / name).unlink()
+    assert not any(kept_in(state_dir).lost_in(table) for table in TABLES)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "jobs.sqlite"])
+def test_a_file_of_a_newer_tared_is_refused(state_dir: Path, name: str) -> None:
+    if name.endswith(".json"):
+        (state_dir / name).write_text('{"schema": 99}')
+    else:
+        with closing(sqlite3.connect(state_dir / name)) as db:
+            db.execute("PRAGMA user_version = 99")
+    with pytest.raises(AgentError, match=rf"state\.schema: .*{name} of schema 99; expected schema 1"):
+        StateStore(state_dir)
+    assert not (state_dir / "state.sqlite").exists()

@@ -94,24 +94,26 @@ class Poses(Shapes):
         """Return the object keypoint similarity (COCO) of every object with every object of the other answer.
 
         A key point that only one of the two sees counts as far as `_agreement` says. Where neither sees any, the boxes'
-        IoU counts. Against a label, its key points count, and those alone, whatever the score of this answer's.
+        IoU counts. Distances are measured by the smaller object of both. Against a label, its own size and its key
+        points count, and those alone, whatever the score of this answer's.
         """
         assert isinstance(truth, (Poses, LabelledPoints)), "poses are compared with poses"
         is_label = isinstance(truth, LabelledPoints)
         similarity = iou_matrix(self.boxes, truth.boxes)
         if not len(truth):  # a label that says so knows no number of key points
             return similarity
-        sides = (truth.boxes[:, 2:] - truth.boxes[:, :2]).astype(np.float64)
-        areas = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
-        spread = 2.0 * areas[:, np.newaxis] * np.square(2.0 * np.asarray(self.sigmas))
+        areas, true_areas = _areas(self), _areas(truth)
+        within = np.broadcast_to(true_areas, similarity.shape) if is_label else np.minimum.outer(areas, true_areas)
+        spread = 2.0 * np.square(2.0 * np.asarray(self.sigmas))
         compared = comparable(self.boxes, truth.boxes, wanted)
         for index, (points, seen) in enumerate(zip(self.points, self.seen, strict=True)):
             others = slice(None) if compared is None else compared[index].nonzero()[0]
             expected, shown = truth.points[others], truth.seen[others]
             squares = np.square(expected[..., :2].astype(np.float64) - points[:, :2]).sum(axis=2)
+            squares /= within[index, others][:, np.newaxis] * spread
             counted = shown if is_label else seen | shown
             agreement = counted if is_label else self._agreement(expected[..., 2], points[:, 2]) * counted
-            near, counts = (np.exp(-squares / spread[others]) * agreement).sum(axis=1), counted.sum(axis=1)
+            near, counts = (np.exp(-squares) * agreement).sum(axis=1), counted.sum(axis=1)
             boxes = similarity[index, others]
             similarity[index, others] = np.divide(near, counts, out=boxes.copy(), where=counts > 0)
         if compared is not None:
@@ -123,32 +125,38 @@ class Poses(Shapes):
         """True where no object was found, and where the one object has no key point that is seen."""
         return not len(self) or (self.is_one and not self.seen.any())
 
-    def fidelity(self, reference: LabelledBoxes) -> float:
-        """Return panoptic quality; of one object the share of its key points that are not far from the reference's.
+    def fidelity(self, reference: Detections) -> float:
+        """Return panoptic quality; of one object how near its key points are to the reference's, and its score.
 
-        There a mean distance would say less: a single jump of a heatmap's maximum drowns it.
+        A point counts by a Gaussian of its distance, whose spread is FAR. So one point that has jumped costs no more
+        than its share, where it would drown a mean of distances. A share of points that are near enough would hide that
+        all have moved by a little less.
         """
-        assert isinstance(reference, (Poses, LabelledPoints)), "poses are compared with poses"
+        assert isinstance(reference, Poses), "poses are compared with poses"
         if not self.is_one:
             return super().fidelity(reference)
-        share = self._share_of_points(reference)
-        return 1.0 if share is None else share
+        if not (len(self) and len(reference)):
+            return float(len(self) == len(reference))
+        expected, found = reference.points[0], self.points[0]
+        counted = reference.seen[0] | self.seen[0]
+        if not counted.any():
+            return 1.0
+        squares = _squares(found, expected) / (FAR * min(_side(self), _side(reference))) ** 2
+        near = np.exp(-squares / 2.0) * self._agreement(expected[:, 2], found[:, 2])
+        apart = abs(float(self.scores[0]) - float(reference.scores[0]))
+        return float(near[counted].mean()) * (1.0 - min(apart, 1.0))
 
     def accuracy(self, truth: LabelledBoxes) -> float | None:
-        """Return the fidelity to a label; None where the one object has no key point that is labelled."""
-        assert isinstance(truth, LabelledPoints), "poses are compared with labels of poses"
-        return self._share_of_points(truth) if self.is_one else super().accuracy(truth)
+        """Return panoptic quality; of one object the share of the labelled key points that are not far from there.
 
-    def _share_of_points(self, reference: Poses | LabelledPoints) -> float | None:
-        """Return the share of the one object's key points that are where the other one's are; None without any."""
-        if not (len(self) and len(reference)):
-            return 0.0 if len(self) or len(reference) else None
-        expected, found = reference.points[0], self.points[0]
-        is_label = isinstance(reference, LabelledPoints)
-        is_counted = reference.seen[0] if is_label else reference.seen[0] | self.seen[0]
-        is_near = np.hypot(*(found[:, :2] - expected[:, :2]).T) <= FAR * _side(reference)
-        right = is_near if is_label else is_near * self._agreement(expected[:, 2], found[:, 2])
-        return float(right[is_counted].mean()) if is_counted.any() else None
+        It is None where the one object has no key point that is labelled.
+        """
+        assert isinstance(truth, LabelledPoints), "poses are compared with labels of poses"
+        if not self.is_one or not (len(self) and len(truth)):
+            return super().accuracy(truth)
+        labelled = truth.seen[0]
+        is_near = _squares(self.points[0], truth.points[0]) <= (FAR * _side(truth)) ** 2
+        return float(is_near[labelled].mean()) if labelled.any() else None
 
     def _agreement(self, first: FloatArray, second: FloatArray) -> NDArray[np.float64]:
         """Return how far two scores of each key point agree that it is seen, in [0, 1].
@@ -302,9 +310,11 @@ class Pose(Detect):
     needed_keys: ClassVar[Mapping[str, str]] = {"keypoints": "how many key points an object has, or their names"}
     nvinfer_remark: ClassVar[str] = "the objects of nvinfer have no key points: read the tensors in a probe"
     labels: ClassVar[LabelKind[Any, Any] | None] = FramePoints()
-    # A point of AP by key points, on persons of COCO, is gone at 0.13 on BlazePose and 0.17 on CPM.
-    max_loss: ClassVar[float] = 0.12
-    certified_loss: ClassVar[float] = 0.12
+    # A point of AP by key points, on persons of COCO, is gone at 0.19 on BlazePose and 0.32 on CPM. On the sample's
+    # head, whose labels are exact, it is at 0.05, below plain INT8's 0.07. Plans of BlazePose have 89 % of the MACs in
+    # INT8 at 0.18, and 82 % at 0.15; both keep the AP.
+    max_loss: ClassVar[float] = 0.18
+    certified_loss: ClassVar[float] = 0.18
 
     @property
     def sigmas(self) -> tuple[float, ...]:
@@ -430,6 +440,19 @@ def _shared(first: Poses, second: Poses) -> float:
     squares = np.square(ours[:, np.newaxis, :2] - theirs[np.newaxis, :, :2]).sum(axis=2)
     near = np.exp(-squares / (2.0 * (2.0 * FAR * side) ** 2)) * np.sqrt(ours[:, np.newaxis, 2] * theirs[:, 2])
     return float(near[linear_sum_assignment(near, maximize=True)].mean())
+
+
+def _squares(found: FloatArray, expected: FloatArray) -> NDArray[np.float64]:
+    """Return the squared distance of each key point, (k,), from (k, 3) and (k, 3)."""
+    squares: NDArray[np.float64] = np.square(found[:, :2].astype(np.float64) - expected[:, :2]).sum(axis=1)
+    return squares
+
+
+def _areas(poses: LabelledBoxes) -> NDArray[np.float64]:
+    """Return the area of each object, (n,), at least a pixel, by its box."""
+    sides = (poses.boxes[:, 2:] - poses.boxes[:, :2]).astype(np.float64)
+    areas: NDArray[np.float64] = np.maximum(sides.prod(axis=1) * COVERED, 1.0)
+    return areas
 
 
 def _side(pose: LabelledBoxes) -> float:

@@ -33,6 +33,7 @@ NOTHING = -1  # the class of a pixel that shows none
 _MOST_CLASSES = 1024  # as many squared are counted for a frame
 _SAME_CLASS = 0.5  # IoU from which on a class is where the reference has it
 _OPACITY = 0.5
+_BACKGROUND = frozenset(("background", "bg"))  # names of class 0, in small letters and without `_` around them
 
 Classes = NDArray[np.int16]
 
@@ -44,15 +45,17 @@ class LabelMap(Answer):
     Args:
         classes: int16 (h, w), numbers of classes from 0, or NOTHING.
         covered: (height, width) in pixels of the network input, or of the frame, that the map covers.
+        background: The class of a pixel that shows nothing of interest; NOTHING where no class means that.
     """
 
     classes: Classes
     covered: Size
+    background: int = NOTHING
 
     @property
     def is_empty(self) -> bool:
-        """True where no pixel shows anything."""
-        return bool((self.classes == NOTHING).all())
+        """True where no pixel shows anything but background."""
+        return bool(((self.classes == NOTHING) | (self.classes == self.background)).all())
 
     @property
     def classes_seen(self) -> frozenset[int]:
@@ -86,7 +89,7 @@ class LabelMap(Answer):
         return [(int(each), int(both[each]), int(either[each])) for each in either.nonzero()[0]]
 
     def without_padding(self, part: Part, size: Size) -> LabelMap:
-        return LabelMap(without_padding(self.classes, part, size, NOTHING), self.covered)
+        return replace(self, classes=without_padding(self.classes, part, size, NOTHING))
 
     def accuracy(self, truth: LabelledOutlines) -> float | None:
         """Return the mean IoU over the classes in the map or in the label; a pixel without a label shows none."""
@@ -116,14 +119,14 @@ class LabelMap(Answer):
         if geometry is None:
             return self
         in_frame = part_of_frame(self.classes, self.covered, geometry, NOTHING)
-        return LabelMap(in_frame, (geometry.frame_height_px, geometry.frame_width_px))
+        return replace(self, classes=in_frame, covered=(geometry.frame_height_px, geometry.frame_width_px))
 
     def resized(self, size: Size) -> LabelMap:
         """Return the map with one class for each pixel of a picture of this (height, width)."""
         if self.classes.shape == size:
             return self
         classes = cv2.resize(self.classes, (size[1], size[0]), interpolation=cv2.INTER_NEAREST_EXACT)
-        return LabelMap(np.asarray(classes, np.int16), size)
+        return replace(self, classes=np.asarray(classes, np.int16), covered=size)
 
     def as_dict(self, spec: ModelSpec) -> dict[str, Any]:
         """Return for each class its share of the pixels, and its mask in COCO's run-length encoding."""
@@ -205,7 +208,7 @@ class Segment(ModelTask):
 
     Outputs are scores for each class, (classes, h, w) or (h, w, classes), of which the largest counts; a map of class
     numbers (h, w); or one score (1, h, w), which is above the threshold where the one class is. Classes beyond the
-    labels, such as "void", are nothing.
+    labels, such as "void", are nothing. A first label "background" says that a frame of it alone shows nothing.
     """
 
     can_be_drawn: ClassVar[bool] = True
@@ -217,19 +220,20 @@ class Segment(ModelTask):
     )
     labels: ClassVar[LabelKind[Any, Any] | None] = FrameSegments()
     policy_keys: ClassVar[frozenset[str]] = frozenset(("classes",))
-    # A point of mIoU is gone at 0.26 on ESPNet (CamVid) and 0.32 on MediaPipe's selfie mask.
+    # A point of mIoU is gone at 0.26 on ESPNet (CamVid) and 0.33 on MediaPipe's selfie mask.
     max_loss: ClassVar[float] = 0.25
     certified_loss: ClassVar[float] = 0.25
 
     def open_decoder(self, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
         name, axis = _find_map(outputs, size)
         threshold, labels = self.spec.score_threshold, len(self.spec.labels)
+        background = 0 if labels > 1 and self.spec.labels[0].strip("_ ").lower() in _BACKGROUND else NOTHING
 
         def decode(batch: Mapping[str, Array]) -> LabelMap:
             classes = _classes(image_of(batch)[name], axis, threshold)
             if labels:
                 classes[classes >= labels] = NOTHING
-            return LabelMap(classes, size)
+            return LabelMap(classes, size, background)
 
         return decode
 

@@ -43,7 +43,7 @@ def test_a_file_that_is_no_configuration_is_refused(bench: Bench, text: str, cod
     [
         ({"camera": {"source": "gone.mp4"}}, "camera.missing"),
         ({"model": DETECTOR, "camera": {"source": "clip.avi", "labels": "model.yaml"}}, "labels.unreadable"),
-        ({"state_dir": "model.yaml"}, "state.unwritable"),
+        ({"state_dir": "model.yaml"}, "state.write"),
         ({"backend": "magic"}, "backend.missing"),
     ],
 )

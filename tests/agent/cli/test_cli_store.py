@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from kept import kept_in, spoil
 from worlds import SPEC
 
 from agent.cli.configuration import load_board_config
+from agent.monitoring.drift import Regime
+from agent.monitoring.regimes import RegimeStore
 from engines.errors import EngineError
 from engines.store.artefact import Artefact, Store, write_artefact
 from engines.store.retention import StoreCleaner
@@ -129,8 +132,7 @@ def test_verify_with_a_key_takes_what_it_has_not_signed_as_damaged(desk: Desk) -
 
 
 def test_gc_removes_the_artefacts_of_its_dry_run_alone(desk: Desk) -> None:
-    regime = {"artefact": desk.made[0].id, "scales": {}, "weights": {}, "own": {}}
-    (desk.state / "regimes.json").write_text(json.dumps({"schema": 2, "identity": "i", "regimes": [regime]}))
+    RegimeStore(kept_in(desk.state), "i", 5).learn(Regime(desk.made[0].id, {}, {}, {}))
     dry = desk.json("gc", "--dry-run")
     assert dry["removed"] == [artefact.id for artefact in desk.made[1:3]]
     assert len(desk.store.places()) == 6
@@ -164,17 +166,18 @@ def test_gc_while_a_daemon_holds_the_state_is_refused(desk: Desk) -> None:
 
 
 def newer_regimes(desk: Desk) -> None:
-    (desk.state / "regimes.json").write_text('{"schema": 99}')
+    kept_in(desk.state)
+    spoil(desk.state, "PRAGMA user_version = 99")
 
 
 def no_store(desk: Desk) -> None:
     desk.state.rename(desk.folder / "elsewhere")
 
 
-@pytest.mark.parametrize(("spoil", "code"), [(newer_regimes, "regimes.schema"), (no_store, "store.missing")])
-def test_gc_guesses_at_nothing(desk: Desk, spoil: Callable[[Desk], None], code: str) -> None:
+@pytest.mark.parametrize(("change", "code"), [(newer_regimes, "state.schema"), (no_store, "store.missing")])
+def test_gc_guesses_at_nothing(desk: Desk, change: Callable[[Desk], None], code: str) -> None:
     before = len(desk.store.places())
-    spoil(desk)
+    change(desk)
     exit_code, output, errors = desk.tared("gc")
     assert (exit_code, output) == (2, "")
     assert errors.startswith(f"error: {code}: ")

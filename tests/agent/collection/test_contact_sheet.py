@@ -113,6 +113,6 @@ def test_a_disk_that_refuses_is_reported_and_keeps_the_old_sheet(
     errors: list[AgentError] = []
     monkeypatch.setattr(selection_report, "replace_files", refuse)
     report(thumbnails(3)).write(tmp_path, errors.append)
-    assert [error.code for error in errors] == ["selection.write"]
+    assert [error.code for error in errors] == ["state.write"]
     assert "No space left" in errors[0].found
     assert (tmp_path / "selection.png").read_bytes() == before

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from authority_bench import Board, board
 from device import NOW, TOPICS
+from kept import kept_in, spoil
 
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import CommandDispatcher
@@ -17,6 +18,7 @@ from agent.common.http.addresses import is_loopback
 from agent.config import CommandsConfig
 from agent.contract.commands import CommandResult
 from agent.mqtt.message import Reply
+from agent.state.store import StateStore
 
 __all__ = ["board"]  # the fixture
 
@@ -83,7 +85,7 @@ def test_a_loopback_broker_does_not_replace_a_clock_for_a_board_with_keys(tmp_pa
 def test_a_replay_to_a_board_that_has_lost_its_log_does_nothing(board: Board) -> None:
     order = board.order(expires=NOW + DAY_S)
     board.receive(order)
-    (board.folder / "commands.sqlite").unlink()
+    spoil(board.folder, "DELETE FROM commands")
     for _ in range(2):
         board.restart()
         assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
@@ -91,15 +93,28 @@ def test_a_replay_to_a_board_that_has_lost_its_log_does_nothing(board: Board) ->
     assert board.receive(board.order(id="c2", issued=NOW + 1.0), NOW + 9.0) == ("SUCCEEDED", "")
 
 
-@pytest.mark.parametrize("bound", [None, b"damaged"])
-def test_without_its_guard_a_lost_log_is_as_old_as_this_start(board: Board, bound: bytes | None) -> None:
+@pytest.mark.parametrize("lost", ["replay_guard", ""], ids=["the log is whole", "both are lost"])
+def test_without_its_guard_a_lost_log_is_as_old_as_this_start(board: Board, lost: str) -> None:
     order = board.order(expires=NOW + DAY_S)
     board.receive(order)
-    (board.folder / "commands.sqlite").write_bytes(b"no database at all")
-    (board.folder / "commands.json").unlink()
-    if bound is not None:
-        (board.folder / "commands.json").write_bytes(bound)
-    CommandLog(board.folder / "commands.sqlite", lambda _: None)
+    if lost:
+        spoil(board.folder, f"DELETE FROM {lost}")
+        CommandLog(kept_in(board.folder))
+        spoil(board.folder, "DELETE FROM commands")
+    else:
+        (board.folder / "state.sqlite").write_bytes(b"no database at all")
+        CommandLog(StateStore(board.folder))
+    board.restart()
+    assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
+
+
+def test_a_log_that_is_lost_while_the_daemon_runs_lets_no_replay_in(board: Board) -> None:
+    order = board.order(expires=NOW + DAY_S)
+    board.receive(order)
+    board.state.report_to(lambda _: None)
+    (board.folder / "state.sqlite").unlink()
+    assert board.receive(board.order(id="c2"), NOW + 9.0) == ("REJECTED", "state.write")
+    assert board.receive(board.order(id="c2"), NOW + 9.0) == ("REJECTED", "command.forgotten")
     board.restart()
     assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
 

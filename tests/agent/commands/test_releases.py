@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from authority_bench import Board, board
 from device import NOW
+from kept import kept_in, refusing, spoil
 
 from agent.commands.authority import Releases
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import ModelArgs
+from agent.state.store import StateStore
 
 __all__ = ["board"]  # the fixture
 
@@ -27,7 +29,7 @@ def statement(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def releases(board: Board, tmp_path: Path) -> Callable[[], Releases]:
-    return lambda: Releases(board.authority, tmp_path / "releases.json")
+    return lambda: Releases(board.authority, kept_in(tmp_path))
 
 
 def refusal(releases: Releases, release: dict[str, Any] | None, now: float = NOW) -> str:
@@ -59,8 +61,8 @@ def test_a_release_of_another_model_is_none_of_this(board: Board, releases: Call
 
 def test_a_release_for_other_boards_brings_no_model(board: Board, tmp_path: Path) -> None:
     """The mix-and-match attack: the model of another product, validly signed by the maker of both."""
-    gates = Releases(Board(tmp_path, product="gate").authority, tmp_path / "releases.json")
-    others = Releases(board.authority, tmp_path / "releases.json")
+    gates = Releases(Board(tmp_path, product="gate").authority, kept_in(tmp_path))
+    others = Releases(board.authority, kept_in(tmp_path))
     for product, takes, refuses in (("gate", gates, others), (None, others, gates)):
         release = board.keys["rel"].sign(statement(**({"product": product} if product else {})))
         assert takes.check(ModelArgs(sha256=SHA, size=10, release=release), NOW)
@@ -90,13 +92,13 @@ def test_an_older_release_is_no_way_back(board: Board, releases: Callable[[], Re
 
 def test_a_stolen_release_key_that_is_trusted_no_more_blocks_nothing(board: Board, tmp_path: Path) -> None:
     """The fast-forward attack: the thief has released the highest of versions."""
-    stolen = Releases(board.authority, tmp_path / "releases.json")
+    stolen = Releases(board.authority, kept_in(tmp_path))
     highest = board.keys["rel"].sign(statement(version=2**53 - 1))
     taken = stolen.check(ModelArgs(sha256=SHA, size=10, release=highest), NOW)
     assert taken is not None
     stolen.record(*taken)
     mended = Board(tmp_path, release_keys=[tmp_path / "eve.pub"])
-    honest = Releases(mended.authority, tmp_path / "releases.json")
+    honest = Releases(mended.authority, kept_in(tmp_path))
     assert refusal(honest, highest) == "command.release"
     assert honest.check(ModelArgs(sha256=SHA, size=10, release=mended.keys["eve"].sign(statement())), NOW)
 
@@ -112,36 +114,40 @@ def test_a_stolen_release_key_hides_no_version_of_an_honest_one(tmp_path: Path) 
     both = [tmp_path / "rel.pub", tmp_path / "eve.pub"]
     Board(tmp_path)  # it makes the keys
     board = Board(tmp_path, release_keys=both)
-    releases = Releases(board.authority, tmp_path / "releases.json")
+    releases = Releases(board.authority, kept_in(tmp_path))
     taken_up(releases, board, "rel", 5)
     taken_up(releases, board, "eve", 9)
     mended = Board(tmp_path, release_keys=both[:1])
-    honest = Releases(mended.authority, tmp_path / "releases.json")
+    honest = Releases(mended.authority, kept_in(tmp_path))
     assert refusal(honest, mended.keys["rel"].sign(statement(version=4))) == "command.rollback"
     taken_up(honest, mended, "rel", 5)
 
 
-def test_a_disk_that_refused_once_forbids_no_later_release(
-    board: Board, releases: Callable[[], Releases], tmp_path: Path
-) -> None:
-    one, path = releases(), tmp_path / "releases.json"
-    path.mkdir()
-    for _ in range(2):
-        with pytest.raises(AgentError, match=r"releases\.write"):
-            taken_up(one, board, "rel", 5)
-    path.rmdir()
+def test_a_disk_that_refused_once_forbids_no_later_release(board: Board, releases: Callable[[], Releases]) -> None:
+    one = releases()
+    with refusing(one._state):
+        for _ in range(2):
+            with pytest.raises(AgentError, match=r"state\.write"):
+                taken_up(one, board, "rel", 5)
     taken_up(one, board, "rel", 5)
     assert refusal(releases(), board.keys["rel"].sign(statement(version=4))) == "command.rollback"
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema": 1, "versions": {"k": "x"}}'])
-def test_where_the_versions_are_damaged_no_model_is_taken(
-    board: Board, releases: Callable[[], Releases], tmp_path: Path, content: str
+@pytest.mark.parametrize("is_spoilt_again", [False, True])
+def test_where_the_versions_were_lost_no_model_is_taken(
+    board: Board, releases: Callable[[], Releases], tmp_path: Path, is_spoilt_again: bool
 ) -> None:
-    (tmp_path / "releases.json").write_text(content)
-    damaged = releases()
-    assert damaged.damage is not None
-    with pytest.raises(AgentError, match=r"releases\.damaged"):
-        taken_up(damaged, board, "rel", 5)
-    (tmp_path / "releases.json").unlink()
+    taken_up(releases(), board, "rel", 5)
+    (tmp_path / "state.sqlite").write_bytes(b"no database at all")
+    for _ in range(2):  # the second start finds a sound file
+        damaged = Releases(board.authority, StateStore(tmp_path))
+        with pytest.raises(AgentError, match=r"state\.damaged: .*\.damaged\.1"):
+            taken_up(damaged, board, "rel", 5)
+    if is_spoilt_again:
+        spoil(tmp_path, "DROP TABLE gains")
+        assert StateStore(tmp_path).read("gains", list) is None
+        (tmp_path / "state.sqlite.damaged.1").unlink()
+        assert Releases(board.authority, StateStore(tmp_path)).damage is not None, "they are no more known than before"
+    for aside in tmp_path.glob("*.damaged.*"):
+        aside.unlink()
     taken_up(releases(), board, "rel", 5)

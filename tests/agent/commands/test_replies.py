@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import NOW, TOPICS, Device
+from kept import kept_in
 
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
@@ -67,7 +68,7 @@ def test_a_command_that_a_kill_interrupted_is_answered_on_its_reply_topic(tmp_pa
 def desk_of(folder: Path) -> tuple[CommandDispatcher, list[tuple[Reply, CommandResult]]]:
     """A desk of a process of its own, and what it answers where its senders want it."""
     answers: list[tuple[Reply, CommandResult]] = []
-    log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
+    log = CommandLog(kept_in(folder))
     desk = CommandDispatcher(
         Device().handlers(), lambda _: None, command_log=log, reply=lambda *answered: answers.append(answered)
     )

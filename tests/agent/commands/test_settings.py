@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from device import NOW, TOPICS
+from kept import kept_in, refusing, spoil
 
 from agent.camera.config import CameraConfig
 from agent.commands.authority import Authority
@@ -34,7 +35,7 @@ def make(config: Config, tmp_path: Path) -> Make:
         changes: list[Config] | None = None, trusts: Callable[[str], bool] = lambda _: True, of: Config = config
     ) -> Settings:
         on_change = changes.append if changes is not None else lambda _: None
-        return Settings(of, tmp_path / "settings.json", trusts, on_change, lambda error: pytest.fail(str(error)))
+        return Settings(of, kept_in(tmp_path), trusts, on_change)
 
     return settings
 
@@ -136,43 +137,21 @@ def test_a_period_of_config_yaml_is_not_bounded_by_what_may_be_set(make: Make, c
     assert settings.config.mqtt.telemetry_period_s == 0.1
 
 
-def test_a_disk_that_refuses_changes_nothing(make: Make, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_changes_nothing(make: Make) -> None:
     settings = make()
-    (tmp_path / "settings.json").mkdir()
-    assert refusal(settings, {"log_level": "debug"}) == "settings.write"
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b'{"schema": 1, "values": {}, "signers": {}, "versions": {"": "x"}}', b"\xff"]
-)
-def test_a_damaged_file_leaves_those_of_the_configuration_and_is_reported(
-    config: Config, tmp_path: Path, content: bytes
-) -> None:
-    path, errors = tmp_path / "settings.json", list[AgentError]()
-    path.write_bytes(content)
-    settings = Settings(config, path, lambda _: True, lambda _: None, errors.append)
-    assert [error.code for error in errors] == ["settings.damaged"]
-    assert (settings.config, settings.version) == (config, 0)
-    settings.set({"log_level": "debug"}, Authorisation(1))
-    assert Settings(config, path, lambda _: True, lambda _: None, errors.append).config.log_level == "debug"
-    assert len(errors) == 1
+    with refusing(settings.state):
+        assert refusal(settings, {"log_level": "debug"}) == "state.write"
 
 
 def test_a_value_that_no_longer_fits_is_reported_and_the_others_hold(
     make: Make, config: Config, tmp_path: Path
 ) -> None:
     make().set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Authorisation(1))
-    path, errors = tmp_path / "settings.json", list[AgentError]()
-    path.write_text(path.read_text().replace("0.25", "25"))
-    settings = Settings(config, path, lambda _: True, lambda _: None, errors.append)
+    errors: list[AgentError] = []
+    spoil(tmp_path, "UPDATE settings SET value = '25' WHERE key = 'recalibration.max_loss'")
+    settings = Settings(config, kept_in(tmp_path, errors.append), lambda _: True, lambda _: None)
     assert [error.code for error in errors] == ["command.set"]
     assert settings.config == config.model_copy(update={"log_level": "debug"})
-
-
-def test_the_file_of_a_newer_tared_is_left_alone(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text('{"schema": 2}')
-    with pytest.raises(AgentError, match=r"settings\.schema"):
-        make()
 
 
 class Signed:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.commands.log import CommandLog
 from agent.common.database import Database
 from agent.common.errors import AgentError
-from agent.jobs.job import JobJournal
+from agent.state.store import StateStore
 from agent.uplink import outbox_store
 from fleet.store.sqlite import SqliteStore
 
@@ -33,25 +32,19 @@ os.kill(os.getpid(), 9)
 """
 
 
-def refused(error: object) -> None:
-    pytest.fail(str(error))
-
-
 def test_each_file_is_written_so_that_a_power_cut_takes_no_commit_back(tmp_path: Path) -> None:
-    store, commands = SqliteStore(tmp_path / "fleet"), CommandLog(tmp_path / "commands", refused)
-    jobs = JobJournal(tmp_path / "jobs", refused)
+    store, state = SqliteStore(tmp_path / "fleet"), StateStore(tmp_path)
     store.close()
     outbox = outbox_store.database(tmp_path / "outbox")
     settings = {}
-    for database in (outbox, store._database, commands._database, jobs._database):
+    for database in (outbox, store._database, state._file):
         with closing(database.connect()) as db:
             asked = (db.execute(f"PRAGMA {of}").fetchone()[0] for of in ("journal_mode", "synchronous"))
-            settings[database.name] = tuple(asked)
+            settings[database.path.name] = tuple(asked)
     assert settings == {
         "outbox": ("wal", _FULL),
         "fleet": ("wal", _FULL),
-        "command": ("delete", _EXTRA),  # with a rollback journal FULL may lose the last commit
-        "journal": ("delete", _EXTRA),
+        "state.sqlite": ("delete", _EXTRA),  # with a rollback journal FULL may lose the last commit
     }
 
 

@@ -17,6 +17,7 @@ from agent.commands.dispatcher import CommandProgress
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
 from agent.daemon.handlers import EngineHandlers
 from agent.jobs.headroom import Headroom
+from agent.state.store import StateStore
 
 __all__ = ["desk"]  # the fixture
 
@@ -76,7 +77,7 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
 
 def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path: Path) -> None:
     at, results = desk(), list[CommandResult]()
-    releases = Releases(None, tmp_path / "releases.json")
+    releases = Releases(None, StateStore(None))
     bring = at.executor.try_model
     admit = ModelAdmission(tmp_path / "m.onnx", True, 0, releases)
     delivery = FileReceiver(tmp_path / "in", 0, lambda _: None, admit, bring)

@@ -74,13 +74,13 @@ def test_a_candidate_that_cannot_be_journaled_does_not_serve(bench: Bench, monke
 
     def refuse(journal: JobJournal, job: str, state: object, **outcome: object) -> None:
         if str(getattr(state, "value", "")) == "PROBATION":
-            raise AgentError("journal.write", "a full disk", "room", "make some")
+            raise AgentError("state.write", "a full disk", "room", "make some")
         enter(journal, job, state, **outcome)  # type: ignore[arg-type]
 
     monkeypatch.setattr(JobJournal, "enter", refuse)
     with pytest.raises(AssertionError):
         bench.start()
-    assert bench.ends() == [("FAILED", "journal.write")]
+    assert bench.ends() == [("FAILED", "state.write")]
     assert bench.executor.state.trial is None
 
 

@@ -13,12 +13,13 @@ from device import carry_out
 from exchange_bench import Bench as SwapBench
 from exchange_bench import bench
 from executor_bench import Desk, desk
+from kept import kept_in, refusing
 from results_bench import CONFIG, SPEC, detections, served
 
 from agent.camera.config import CameraConfig
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import PolicyArgs
-from agent.control.policies import FILE, Policies
+from agent.control.policies import Policies
 from agent.daemon.handlers import EngineHandlers
 from agent.results.writer import ResultLine
 from agent.vision.detections import Detections
@@ -34,11 +35,12 @@ class Kept:
     def __init__(self, folder: Path, **changes: Any) -> None:
         self.config = CONFIG.model_copy(update={"state_dir": folder, **changes})
         self.errors: list[AgentError] = []
-        self.path = folder / FILE
+        self.folder = folder
         self.open()
 
     def open(self) -> Policies:
-        self.policies = Policies(self.config, self.errors.append)
+        self.state = kept_in(self.folder, self.errors.append)
+        self.policies = Policies(self.config, self.state)
         return self.policies
 
     def set(self, **arguments: Any) -> None:
@@ -71,20 +73,14 @@ def test_a_policy_is_kept_over_restarts_taken_over_and_removed(kept: Kept) -> No
     assert (kept.open().summaries, kept.policies.keep_only(set()), kept.errors) == ({}, False, [])
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "policies": {"night": {"score_threshold": 7}}}',
-     '{"schema": 1, "policies": {"night": {"classes": ["person"]}}}'],
-)  # fmt: skip
-def test_a_damaged_file_costs_itself_alone_and_is_reported(kept: Kept, content: str) -> None:
-    kept.path.write_text(content)
+@pytest.mark.parametrize("policy", ["{", "[]", '{"score_threshold": 7}', '{"classes": ["person"]}'])
+def test_a_damaged_policy_is_reported_and_costs_no_more_than_the_policies(kept: Kept, policy: str) -> None:
+    kept.state.replace({"policies": [("night", policy)]})
     assert kept.open().summaries == {}
-    assert [error.code for error in kept.errors] == ["policies.damaged"]
+    assert [error.code for error in kept.errors] == ["state.damaged"]
+    assert "set them again with the command policy" in str(kept.errors[0])
     kept.set(score_threshold=0.4)
     assert [*kept.open().summaries] == ["night"]
-    kept.path.write_text('{"schema": 2}')
-    with pytest.raises(AgentError, match=r"policies\.schema"):
-        kept.open()
 
 
 def test_an_engine_built_in_place_of_another_has_its_policy(kept: Kept) -> None:
@@ -124,9 +120,7 @@ def test_arguments_that_no_board_takes(arguments: dict[str, Any]) -> None:
 
 def test_a_disk_that_refuses_leaves_the_policies_as_they_were(kept: Kept) -> None:
     kept.set(score_threshold=0.4)
-    kept.path.unlink()
-    kept.path.mkdir()
-    with pytest.raises(AgentError, match=r"policies\.write"):
+    with refusing(kept.state), pytest.raises(AgentError, match=r"state\.write: .*the policies"):
         kept.set(score_threshold=0.5)
     assert kept.policies.summary("night") == {"score_threshold": 0.4}
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from executor_bench import Desk, desk, snapshot_of
+from kept import kept_in, spoil
 
 from agent.common.errors import AgentError
 from agent.control.reasons import explain
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.fingerprints import raising_id
+from agent.jobs.kept_memory import KeptMemory
 
 __all__ = ["desk"]  # the fixture
 
@@ -78,14 +79,13 @@ def test_a_raise_that_the_operator_took_back_is_not_repeated_until_the_settings_
     assert dict(at.service.plan.floats) == {}
     at.tick()
     assert at.rung is None
-    kept = tmp_path / "state" / "attempts.json"
     origin = raising_id(at.executor.config, at.service)
-    assert json.loads(kept.read_text())["refused"] == {at.int8.id: None}
+    assert KeptMemory(kept_in(tmp_path / "state")).read(origin).next_rung(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()
     assert again.rung is None
-    kept.write_text(kept.read_text().replace(origin, "another word"))
+    spoil(tmp_path / "state", "UPDATE attempts SET origin = 'another word'")
     otherwise = desk(cooldown_s=0.0)
     otherwise.tick()
     assert otherwise.rung == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
+from kept import spoil
 from unexpected import unexpected
 
 import agent.core.due as due_module
@@ -208,12 +209,9 @@ def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Boar
     assert board.jobs == ["alarm", "alarm"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"schema": 1}', '{"schema": 1, "settings": "x", "scene": {}, "error": {}}']
-)
-def test_a_damaged_file_is_started_from_scratch(board: Board, text: str) -> None:
+def test_a_refusal_that_was_lost_is_sought_again(board: Board) -> None:
     board.pass_s(DAY)
-    (board.executor.config.state_dir / "refusal.json").write_text(text)
+    spoil(board.executor.config.state_dir, "DELETE FROM refusal")
     board.reboot()
     board.pass_s(DAY)
     assert len(board.jobs) == 2

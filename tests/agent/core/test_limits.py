@@ -156,7 +156,7 @@ def test_only_the_latest_artefacts_whose_precision_was_raised_are_remembered() -
 def test_a_refused_journal_lets_nothing_begin_for_a_minute() -> None:
     board = alarmed()
     board.fails = lambda action: (
-        AgentError("journal.write", "a full disk", "room", "free some") if isinstance(action, act.Begin) else None
+        AgentError("state.write", "a full disk", "room", "free some") if isinstance(action, act.Begin) else None
     )
     for _ in range(3):
         board.tick()

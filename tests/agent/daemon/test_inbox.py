@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from brokers import RealBroker, on_the_air
 from device import TOPICS, Device
+from kept import kept_in
 from turned_clock import TurnedClock
 from unexpected import unexpected
 
@@ -44,9 +45,9 @@ class Board:
         model = ModelSpec(path=folder / "model.onnx", task="raw")
         config = Config(model=model, camera=CameraConfig(source="v4l2:/dev/video0"), state_dir=folder)
         reporter = Reporter(link, Birth(agent_version="0"))
-        path = folder / "settings.json"
-        self.settings = Settings(config, path, authority.trusts, lambda _: self.inbox.report(), reporter.error)
-        releases = Releases(authority, folder / "releases.json")
+        state = kept_in(folder, reporter.error)
+        self.settings = Settings(config, state, authority.trusts, lambda _: self.inbox.report())
+        releases = Releases(authority, state)
         admit = ModelAdmission(model.path, False, 0, releases)
         delivery = FileReceiver(folder / "incoming", 0, lambda _: None, admit, unexpected)
         labels = LabelsInbox(

@@ -110,7 +110,7 @@ def test_a_state_that_cannot_be_journaled_is_not_begun(
     before = job_desk.service.serving.id
     refuse(monkeypatch, state, refusal)
     job_desk.recalibrate(steps=("PLANNING", "BUILDING", "VALIDATING"))
-    check(job_desk, tmp_path / "state", before, "journal.write", JOURNALED[state])
+    check(job_desk, tmp_path / "state", before, "state.write", JOURNALED[state])
 
 
 @pytest.mark.parametrize(

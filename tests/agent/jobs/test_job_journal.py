@@ -1,14 +1,12 @@
-"""The journal of jobs, whatever becomes of its file."""
+"""The journal of jobs, whatever becomes of its rows."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from unexpected import unexpected
+from kept import kept_in, spoil
 
 from agent.common.errors import AgentError
 from agent.core.state import JobState
@@ -18,108 +16,63 @@ from agent.jobs.job import JobJournal
 WHY = AgentError("recalibration.refused", "found", "expected", "remedy")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.sqlite"
+def opened(folder: Path) -> JobJournal:
+    return JobJournal(kept_in(folder))
 
 
-def opened(path: Path) -> JobJournal:
-    return JobJournal(path, unexpected)
-
-
-def test_a_state_that_cannot_follow_is_not_written(path: Path) -> None:
-    journal = opened(path)
+def test_a_state_that_cannot_follow_is_not_written(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
     journal.start("a", "alarm", {}, [])
     with pytest.raises(ValueError, match="cannot go from REQUESTED to COMMITTED"):
         journal.enter("a", JobState.COMMITTED)
     assert [record.state for record in journal.records()] == [JobState.REQUESTED]
 
 
-def test_the_oldest_jobs_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_jobs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_journal, "_MOST_JOBS", 3)
-    journal = opened(path)
+    journal = opened(tmp_path)
     for number in range(5):
         journal.start(str(number), "alarm", {}, [])
     assert [record.id for record in journal.records()] == ["2", "3", "4"]
 
 
-def of_random_bytes(path: Path) -> None:
-    path.write_bytes(bytes(range(256)) * 40)
-
-
-def with_a_hole(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[4096:8192] = b"\xa5" * 4096
-    path.write_bytes(content)
-
-
-def changed(statement: str) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        with closing(sqlite3.connect(path)) as db:
-            db.execute(statement)
-            db.commit()
-
-    return change
-
-
 @pytest.mark.parametrize(
     "damage",
-    [
-        of_random_bytes,
-        with_a_hole,
-        changed("DROP TABLE jobs"),
-        changed("UPDATE jobs SET state = 'DANCING'"),
-        changed("UPDATE jobs SET command_ids = '7'"),
-        changed("""UPDATE jobs SET error = '{"code": "x"}'"""),
-    ],
+    ["state = 'DANCING'", "command_ids = '7'", "request = '{'", """error = '{"code": "x"}'"""],
 )
-def test_a_damaged_journal_is_moved_aside_reported_and_started_anew(path: Path, damage: Callable[[Path], None]) -> None:
-    opened(path).start("a", "alarm", {}, [])
-    damage(path)
-    content, reported = path.read_bytes(), list[AgentError]()
-    journal = JobJournal(path, reported.append)
-    assert [error.code for error in reported] == ["journal.damaged"]
-    assert path.with_name("jobs.sqlite.damaged.1").read_bytes() == content
-    assert journal.records() == []
+def test_a_row_that_no_journal_has_written_costs_the_journal_alone(tmp_path: Path, damage: str) -> None:
+    opened(tmp_path).start("a", "alarm", {}, [])
+    kept_in(tmp_path).replace({"releases": [("a key", 5)]})
+    spoil(tmp_path, f"UPDATE jobs SET {damage}")
+    reported: list[AgentError] = []
+    journal = JobJournal(kept_in(tmp_path, reported.append))
+    assert [(error.code, error.remedy) for error in reported] == [
+        ("state.damaged", "check the disk; lost: the journal of jobs")
+    ]
     journal.start("b", "alarm", {}, [])
-    assert [record.id for record in opened(path).records()] == ["b"]
+    assert [record.id for record in opened(tmp_path).records()] == ["b"]
+    assert kept_in(tmp_path).read("releases", dict) == {"a key": 5}
 
 
-def test_a_journal_that_is_damaged_in_use_fails_one_job(path: Path) -> None:
-    journal = opened(path)
+def test_a_journal_that_is_damaged_in_use_fails_one_job(tmp_path: Path) -> None:
+    state = kept_in(tmp_path)
+    journal, reported = JobJournal(state), list[AgentError]()
+    state.report_to(reported.append)
     journal.start("a", "alarm", {}, [])
-    of_random_bytes(path)
-    with pytest.raises(AgentError, match=r"journal\.damaged"):
+    state.path.write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(AgentError, match=r"state\.write: .*it was damaged, and has been repaired"):
         journal.enter("a", JobState.COLLECTING)
-    with pytest.raises(AgentError, match=r"journal\.write: .*no job a"):
+    with pytest.raises(AgentError, match=r"state\.write: .*no job a"):
         journal.enter("a", JobState.FAILED, error=WHY)
     journal.start("b", "alarm", {}, [])
     journal.enter("b", JobState.COLLECTING)
-
-
-def test_a_journal_of_a_newer_schema_is_refused_and_left_as_it_is(path: Path) -> None:
-    opened(path).start("a", "alarm", {}, [])
-    changed("PRAGMA user_version = 99")(path)
-    content = path.read_bytes()
-    with pytest.raises(AgentError, match=r"journal\.schema: .* of schema 99; expected schema 1"):
-        opened(path)
-    assert path.read_bytes() == content
-
-
-def test_an_older_schema_migrates_forward(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(path).start("a", "alarm", {}, [])
-    later = (*job_journal._MIGRATIONS, "ALTER TABLE jobs ADD COLUMN colour TEXT DEFAULT 'red';")
-    monkeypatch.setattr(job_journal, "_MIGRATIONS", later)
-    assert [record.id for record in opened(path).records()] == ["a"]
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT colour FROM jobs").fetchall() == [("red",)]
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    assert [error.code for error in reported] == ["state.damaged"]
 
 
 def test_a_full_disk_fails_the_job_and_harms_nothing_that_was_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = opened(path)
+    journal = opened(tmp_path)
     journal.start("a", "alarm", {}, [])
 
     class Full(sqlite3.Connection):
@@ -131,7 +84,7 @@ def test_a_full_disk_fails_the_job_and_harms_nothing_that_was_written(
 
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *arguments, **more: connect(*arguments, factory=Full, **more))
-    with pytest.raises(AgentError, match=r"journal\.write: .*full"):
+    with pytest.raises(AgentError, match=r"state\.write: .*full.* the journal of jobs"):
         journal.start("b", "alarm", {"padding": "x" * 100_000}, [])
     monkeypatch.undo()
-    assert opened(path).records()[0].id == "a"
+    assert opened(tmp_path).records()[0].id == "a"

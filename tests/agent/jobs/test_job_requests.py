@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from device import NOW, Device, payload
 from executor_bench import Desk, ask, desk, refuse_journal
+from kept import kept_in
 from turned_clock import TurnedClock
-from unexpected import unexpected
 
 from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import AgentError
@@ -141,21 +141,21 @@ def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:
 def test_a_job_whose_process_is_gone_is_concluded_once(
     tmp_path: Path, trigger: str, states: list[JobState], end: JobState
 ) -> None:
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
+    journal = JobJournal(kept_in(tmp_path))
     journal.start("a", trigger, {"content": "now"}, ["c1", "c2"])
     for state in states:
         journal.enter("a", state, artefact="0123" if state is JobState.PROBATION else None)
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     (tmp_path / "current").symlink_to("artefacts/0123" if trigger == "current" else "artefacts/4567")
     reporter = Reporter(None, Birth(agent_version="0"))
-    past = CrashRecovery(tmp_path, reporter)
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), reporter)
     assert past.command_results == []
     concluded = past.end_unfinished_jobs("now")
     assert journal.records()[0].state is end
     assert concluded.rolled_back == (end is JobState.ROLLED_BACK)
     status = "SUCCEEDED" if end is JobState.COMMITTED else "FAILED"
     assert [(result.id, result.status) for result in concluded.results] == [("c1", status), ("c2", status)]
-    later = CrashRecovery(tmp_path, reporter)
+    later = CrashRecovery(tmp_path, kept_in(tmp_path), reporter)
     assert (later.command_results, later.end_unfinished_jobs("now").results) == (concluded.results, [])
 
 
@@ -170,33 +170,35 @@ def test_a_job_whose_process_is_gone_is_concluded_once(
 def test_a_rollback_of_what_was_on_probation_is_concluded_with_it(
     tmp_path: Path, current: str, ends: list[JobState], rolled_back: int
 ) -> None:
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
+    journal = JobJournal(kept_in(tmp_path))
     for job, trigger, artefact in (("a", "command", "0123"), ("b", "rollback", "4567")):
         journal.start(job, trigger, {}, [job])
         journal.enter(job, JobState.PROBATION, artefact=artefact)
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     if current:
         (tmp_path / "current").symlink_to(f"artefacts/{current}")
-    concluded = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).end_unfinished_jobs("now")
+    concluded = CrashRecovery(
+        tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0"))
+    ).end_unfinished_jobs("now")
     assert [record.state for record in journal.records()] == ends
     assert concluded.rolled_back == rolled_back
 
 
 def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_another_ends(tmp_path: Path) -> None:
     reporter = Reporter(None, Birth(agent_version="0"))
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
-    assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
+    journal = JobJournal(kept_in(tmp_path))
+    assert not CrashRecovery(tmp_path, kept_in(tmp_path), reporter).rebuild_interrupted
     journal.start("a", "runtime", {}, [])
     journal.enter("a", JobState.BUILDING)
-    past = CrashRecovery(tmp_path, reporter)
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), reporter)
     assert past.rebuild_interrupted
     past.end_unfinished_jobs("")
     journal.start("b", "command", {}, [])
     journal.enter("b", JobState.CANCELLED)
-    assert CrashRecovery(tmp_path, reporter).rebuild_interrupted
+    assert CrashRecovery(tmp_path, kept_in(tmp_path), reporter).rebuild_interrupted
     journal.start("c", "runtime", {}, [])
     journal.enter("c", JobState.FAILED, error=AgentError("artefact.runtime", "an engine", "another", "build it"))
-    assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
+    assert not CrashRecovery(tmp_path, kept_in(tmp_path), reporter).rebuild_interrupted
 
 
 @pytest.mark.parametrize(("instead_of", "end"), [("4567", JobState.FAILED), ("0123", JobState.COMMITTED)])
@@ -204,14 +206,14 @@ def test_a_rebuild_for_another_runtime_that_became_current_was_committed(
     tmp_path: Path, instead_of: str, end: JobState
 ) -> None:
     """Else the next change of the runtime would be built at no start."""
-    journal = JobJournal(tmp_path / "jobs.sqlite", unexpected)
+    journal = JobJournal(kept_in(tmp_path))
     journal.start("a", "runtime", {"instead_of": instead_of}, [])
     journal.enter("a", JobState.BUILDING)
     (tmp_path / "current").symlink_to("artefacts/4567")
-    past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0")))
     past.end_unfinished_jobs("")
     assert journal.records()[0].state is end
-    assert CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (
+    assert CrashRecovery(tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (
         end is JobState.FAILED
     )
 
@@ -233,7 +235,7 @@ def test_a_command_that_an_earlier_process_carried_out_is_answered_and_not_repea
 def test_the_job_of_a_rebuild_ends_though_its_first_step_cannot_be_journaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool, end: JobState
 ) -> None:
-    past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
+    past = CrashRecovery(tmp_path, kept_in(tmp_path), Reporter(None, Birth(agent_version="0")))
     with monkeypatch.context() as patched:
         if refuses:
             refuse_journal(patched, "enter")

@@ -23,7 +23,7 @@ def test_a_job_that_the_journal_does_not_take_is_none_of_the_days(
     refuse_journal(monkeypatch)
     for _ in range(3):
         at.tick()
-    assert len([line for line in at.events if "journal.write" in line]) == 1, "no try within a minute"
+    assert len([line for line in at.events if "state.write" in line]) == 1, "no try within a minute"
     for _ in range(3):
         at.clock.turn(60.0)
         at.tick()
@@ -47,7 +47,7 @@ def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
     at.roll_back()
     error = at.results[-1].error
     assert error is not None
-    assert error.code == "journal.write"
+    assert error.code == "state.write"
     assert closed == [at.int8.id]
     assert at.executor.state.memory == before
     assert (at.executor.state.job, at.executor.state.pending) == (None, None)

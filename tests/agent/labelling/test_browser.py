@@ -161,6 +161,7 @@ def test_frames_whose_shapes_are_drawn_elsewhere_are_empty_or_skipped(
         assert bench.store.frames()[0].is_waiting
         press(browser, "0")
         eventually(has_label(bench, 1))
+        shows(browser, "1 of 3")
         press(browser, "s")
         eventually(has_label(bench, 2))
         shows(browser, "2 of 3")

@@ -166,7 +166,7 @@ def test_a_disk_that_refuses_costs_frames_and_is_reported_once(tmp_path: Path) -
     bench.store.folder.unlink()
     shutil.move(kept, bench.store.folder)
     bench.watch(20)
-    assert bench.reported == ["labelling.write", "back"]
+    assert bench.reported == ["state.write", "back"]
     assert drawn < len(bench.store.frames())
     counted = bench.end()
     assert counted.seconds.sum() == sum(bench.store.frames()[-1].seen)
@@ -182,7 +182,7 @@ def test_where_the_file_is_lost_counting_begins_anew_with_the_draws(tmp_path: Pa
     if is_damaged:
         (bench.store.folder / "labels.sqlite").write_bytes(b"no database" * 1000)
     bench.watch(sampling._WARM_UP + 40)
-    assert bench.reported == (["labelling.damaged", "back"] if is_damaged else [])
+    assert bench.reported == (["state.damaged", "back"] if is_damaged else [])
     assert bench.store.strata() is not None
     assert sum(bench.store.frames()[0].seen) < 40  # seconds, all of them since
     for frame in bench.store.frames():
@@ -202,7 +202,7 @@ def test_a_damaged_row_is_an_error_of_the_store_alone(tmp_path: Path, damage: st
         db.execute(f"UPDATE {damage}")
     bench.start()
     bench.watch(2 * sampling._WARM_UP)
-    assert bench.reported == ["labelling.damaged", "back"]
+    assert bench.reported == ["state.damaged", "back"]
 
 
 @pytest.mark.usefixtures("without_pauses")
@@ -219,7 +219,7 @@ def test_a_picture_that_cannot_be_removed_is_an_error_of_the_store_alone(
     bench.store.label(bench.store.frames()[0].id, 0)
     monkeypatch.setattr(store, "remove", refuse)
     bench.watch(5)
-    assert bench.reported == ["labelling.write"]
+    assert bench.reported == ["state.write"]
     assert bench.sampler.measured is not None
 
 

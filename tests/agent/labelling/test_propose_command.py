@@ -7,11 +7,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from kept import kept_in
 from label_bench import LabelBench
 
 from agent.config import load_config
 from agent.contract.commands import PolicyArgs
-from agent.control.policies import FILE, Policies
+from agent.control.policies import Policies
 from fleet.cli.main import main
 
 
@@ -24,7 +25,7 @@ def test_the_command_that_is_shown_confirms_what_the_labels_speak_for(
     config = load_config(bench.config)
     frames = bench.store.frames()
     bench.store.label_all({frame.id: frame.served[:1] for frame in frames})  # type: ignore[index]  # of a detector
-    policies = Policies(config, lambda error: pytest.fail(str(error)))
+    policies = Policies(config, kept_in(config.state_dir))
     policies.set(PolicyArgs(artefact="a1b2", classes=["dog", "bus", "owl"]))
     command = ["label", "--propose", "-c", str(bench.config)]
     assert main([*command, "--json"]) == 0
@@ -37,7 +38,8 @@ def test_the_command_that_is_shown_confirms_what_the_labels_speak_for(
     assert f"to confirm: {proposal['command']}" in shown
     assert "score_threshold 0.75 instead of 0.3" in shown
 
-    assert json.loads((tmp_path / "state" / FILE).read_text())["policies"]["a1b2"] == {"classes": [1, 3, 4]}
+    kept = Policies(config, kept_in(config.state_dir))
+    assert kept.document("a1b2") == {"classes": ["dog", "bus", "owl"]}, "nothing is changed by it"
     words = shlex.split(proposal["command"])
     assert words[:4] == ["tared", "send", config.mqtt.device, "policy"]
     policies.set(PolicyArgs.model_validate(dict(word.split("=", 1) for word in words[4:])))

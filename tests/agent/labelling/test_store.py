@@ -92,7 +92,7 @@ def test_damage_costs_a_row_or_a_picture_and_a_damaged_file_is_set_aside(tmp_pat
     for ending in ("-wal", "-shm"):
         (bench.store.folder / f"labels.sqlite{ending}").unlink(missing_ok=True)
     (bench.store.folder / "labels.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(AgentError, match=r"labelling\.damaged"):
+    with pytest.raises(AgentError, match=r"state\.damaged"):
         bench.store.frames()
     assert bench.store.frames() == []
     assert [each.name for each in bench.store.folder.glob("*.damaged.*")] == ["labels.sqlite.damaged.1"]

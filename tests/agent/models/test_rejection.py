@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept import kept_in
 
 from agent.contract.messages import Birth
 from agent.core.state import JobState
@@ -92,14 +93,14 @@ class Crashed:
         self.store = Store(folder)
         self.before, self.candidate = made(self.store, "before"), made(self.store, "candidate")
         self.store.promote(self.before)
-        self.journal = JobJournal(folder / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+        self.journal = JobJournal(kept_in(folder))
         self.journal.start("job", trigger, {}, [])
         self.journal.enter("job", JobState.PROBATION, artefact=self.candidate.id)
         if state is not JobState.PROBATION:
             self.journal.enter("job", state)
 
     def past(self) -> CrashRecovery:
-        return CrashRecovery(self.store.root, Reporter(None, Birth(agent_version="0")))
+        return CrashRecovery(self.store.root, kept_in(self.store.root), Reporter(None, Birth(agent_version="0")))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ import numpy as np
 import onnx
 import pytest
 from brokers import eventually
+from kept import kept_in, spoil
 from numpy.typing import NDArray
 from observer_bench import MANY, Bench, Faulty
 from onnx import numpy_helper
 from turned_clock import TurnedClock
 
-from agent.common.errors import AgentError
 from agent.models.model import Model
 from agent.monitoring.audit import (
     AuditedFrame,
@@ -35,6 +35,7 @@ from agent.monitoring.audit import (
     _difference,
 )
 from agent.monitoring.observer import ObserverThread
+from agent.state.store import StateStore
 from calibrate.errors import CalibrationError
 from calibrate.statistics.evidence import NoiseDetector
 from engines.graph.rounding import round_products, rounded, smooth_outputs
@@ -182,13 +183,13 @@ def start(
     return bench.start(lambda _: Tf32(bench.model, spoil), open_checked=lambda _: bench.observer(), audit=audit)
 
 
-def evidence(path: Path | None, identity: str = "a", period_s: float | None = 300.0) -> AuditEvidence:
-    return AuditEvidence(path, identity, period_s, lambda error: pytest.fail(str(error)))
+def evidence(folder: Path | None, identity: str = "a", period_s: float | None = 300.0) -> AuditEvidence:
+    return AuditEvidence(kept_in(folder) if folder else StateStore(None), identity, period_s)
 
 
-def proven(path: Path | None) -> AuditEvidence:
+def proven(folder: Path) -> AuditEvidence:
     """Two frames that have nothing to do with the right ones."""
-    kept = evidence(path)
+    kept = evidence(folder)
     for number in range(20):
         if kept.mismatch is None:
             kept.add(Mismatch(math.inf, "out", -math.inf, 50.0, "front", number))
@@ -196,49 +197,48 @@ def proven(path: Path | None) -> AuditEvidence:
 
 
 def test_a_wrong_reference_is_reported_and_replaced(bench: Bench, tmp_path: Path) -> None:
-    kept, found = evidence(tmp_path / "audit.json"), list[Mismatch]()
+    kept, found = evidence(tmp_path), list[Mismatch]()
     thread = start(bench, lambda _, outputs: {name: -rows for name, rows in outputs.items()}, kept, found, bench.clock)
     bench.feed(thread, lambda: bool(found))
     assert (found[0].allowed_db > 30.0, found[0].sqnr_db < 0.0) == (True, True)
     bench.feed(thread, lambda: not thread.is_opening and next(iter(thread.states().values())).spending.audited is None)
     assert bench.changes == [], "observing did not fail"
-    again = evidence(tmp_path / "audit.json")
+    again = evidence(tmp_path)
     assert (again.mismatch, again.audited) == (found[0], kept.audited)
-    assert evidence(tmp_path / "audit.json", identity="another runtime").mismatch is None
+    assert evidence(tmp_path, identity="another runtime").mismatch is None
 
 
 def test_a_right_reference_is_audited_at_its_own_pace(bench: Bench, tmp_path: Path) -> None:
-    kept, found = evidence(tmp_path / "audit.json"), list[Mismatch]()
+    kept, found = evidence(tmp_path), list[Mismatch]()
     thread = start(bench, lambda _, outputs: outputs, kept, found, TurnedClock())  # which stands still
-    bench.feed(thread, (tmp_path / "audit.json").exists)
+    bench.feed(thread, lambda: kept.audited > 0)
     looks = itertools.count()
     bench.feed(thread, lambda: next(looks) > 200)
     audits = {each.name for each in threading.enumerate()} & {"audit"}
     assert (audits, found) == ({"audit"}, [])
-    state = json.loads((tmp_path / "audit.json").read_text())
-    assert (state["audited"], state["mismatch"]) == (1, None)
+    assert (evidence(tmp_path).audited, evidence(tmp_path).mismatch) == (1, None)
     (spending,) = {each.spending.audited for each in thread.states().values()}
     assert spending == 1
 
 
 @pytest.mark.parametrize("period_s", [300.0, 600.0, None])
 def test_a_mismatch_stands_whatever_the_period_is_by_now(tmp_path: Path, period_s: float | None) -> None:
-    found = proven(tmp_path / "audit.json").mismatch
+    found = proven(tmp_path).mismatch
     assert found is not None
-    again = evidence(tmp_path / "audit.json", period_s=period_s)
+    again = evidence(tmp_path, period_s=period_s)
     assert (again.mismatch, again.is_answered) == (found, False)
     again.answer()
-    assert evidence(tmp_path / "audit.json").is_answered
+    assert evidence(tmp_path).is_answered
 
 
 @pytest.mark.parametrize(("key", "value"), [("noise", "1"), ("output", 1), ("frame", -1), ("is_in_batch", None)])
 def test_a_mismatch_that_is_damaged_proves_nothing(tmp_path: Path, key: str, value: object) -> None:
-    path = tmp_path / "audit.json"
-    proven(path)
-    document = json.loads(path.read_text())
-    document["mismatch"][key] = value
-    path.write_text(json.dumps(document))
-    assert evidence(path).mismatch is None
+    mismatch = proven(tmp_path).mismatch
+    assert mismatch is not None
+    spoil(tmp_path, "UPDATE audit SET mismatch = ?", json.dumps({**asdict(mismatch), key: value}))
+    state = StateStore(tmp_path)
+    assert AuditEvidence(state, "a", 300.0).mismatch is None
+    assert state.repairs == 1
 
 
 class CannotLocate(FrameAuditor):
@@ -335,21 +335,6 @@ def test_a_detector_of_noise_restores_all_or_nothing() -> None:
     with pytest.raises(CalibrationError):
         other.restore({**known.state(), "gross": {}})
     assert other.e_value == 0.0
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"schema": 1, "identity": "a", "audited": -1}', "[]"])
-def test_evidence_that_is_damaged_is_gathered_anew(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "audit.json"
-    path.write_text(content)
-    kept = evidence(path)
-    assert (kept.audited, kept.mismatch) == (0, None)
-
-
-def test_evidence_of_a_newer_tared_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "audit.json"
-    path.write_text('{"schema": 99}')
-    with pytest.raises(AgentError, match=r"audit\.schema"):
-        evidence(path)
 
 
 @pytest.mark.parametrize(("operator", "is_smooth"), [("Round", False), ("Greater", False), ("Shape", True)])

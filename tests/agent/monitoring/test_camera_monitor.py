@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drift_bench import calibration, regime, scene
+from kept import kept_in
 from worlds import SPEC
 from zoo import Net
 
@@ -173,7 +174,7 @@ def two_tensors() -> Model:
 
 def regimes_of(config: Config, folder: Path) -> tuple[CameraMonitor, Regimes, RegimeStore]:
     """A calibration for light 1 in service since capture time 0."""
-    monitor, store = monitor_for(config), RegimeStore(folder / "regimes.json", "", 5)
+    monitor, store = monitor_for(config), RegimeStore(kept_in(folder), "", 5)
     regimes = Regimes(config, store, [monitor], monitor.collection)
     regimes.watch("lit 1", two_tensors(), calibration(), {})
     return monitor, regimes, store

@@ -131,7 +131,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_nothing_half(path: Path, monkeyp
     put = Journal.put
 
     def full(*_: object) -> None:
-        raise AgentError("memory.write", "no space left on device", "room", "make some")
+        raise AgentError("state.write", "no space left on device", "room", "make some")
 
     monkeypatch.setattr(Journal, "put", full)
     process.frame(2.0, 1.0)
@@ -158,7 +158,7 @@ def test_a_file_that_cannot_be_removed_ends_nothing(path: Path) -> None:
     evidence = EvidenceFile(path, SOURCE, errors.append)
     assert evidence.start("day", 0.0, recall=False, mean=FidelityRecord()) is None
     evidence.note_frame(1.0, 1.0)
-    assert [error.code for error in errors] == ["memory.write"]
+    assert [error.code for error in errors] == ["state.write"]
 
 
 def test_evidence_from_another_camera_is_not_recalled(path: Path) -> None:
@@ -186,4 +186,4 @@ def test_a_file_that_cannot_be_removed_is_reported(tmp_path: Path) -> None:
     (tmp_path / "evidence.jsonl").mkdir()
     errors: list[AgentError] = []
     remove_other_files(tmp_path, ("evidence",), set(), errors.append)
-    assert [error.code for error in errors] == ["memory.write"]
+    assert [error.code for error in errors] == ["state.write"]

@@ -87,4 +87,4 @@ def test_a_disk_that_refuses_is_reported_once(tmp_path: Path) -> None:
     history = History(tmp_path, errors.append, is_live=True)
     history.add(0.0, [row(0.0)])
     history.add(5.0, [row(5.0)])
-    assert [error.code for error in errors] == ["history.write"]
+    assert [error.code for error in errors] == ["state.write"]

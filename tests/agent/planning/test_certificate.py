@@ -101,6 +101,22 @@ def test_pixels_of_all_frames_count_together_and_come_back_from_a_journal() -> N
     assert tally.result(DIGITS, "the frames ended").ious == {"6": 0.75, "8": 1.0}
 
 
+def test_a_class_of_pixels_that_is_lost_is_refused_behind_a_small_loss() -> None:
+    def tried(*small: int) -> Tally:
+        tally = Tally(Terms(0.25, 0.3, 1))
+        for number in range(4000):
+            overlaps = [(6, 900, 1000), (8, small[number % len(small)], 100)]
+            tally.add(Measurement(0.1, False, [], (1.0, 2.0), overlaps))
+            if tally.is_decided:
+                break
+        return tally
+
+    refused = tried(10, 20).result(DIGITS, "the frames ended")
+    assert (refused.upper <= 0.25, refused.accepted) == (True, False)
+    assert refused.reason.startswith("'8' has an IoU of 0.15 with float on")
+    assert tried(0, 0, 95, 95, 95).result(DIGITS, "").accepted, "it has more than half of all pixels"
+
+
 def test_confusions_can_be_limited_below_the_loss() -> None:
     """A third of the ones is misread; a loss of 0.6 would be allowed, and a share of 0.05 is."""
     tally = Tally(Terms(0.6, 0.05, 1))
@@ -125,6 +141,19 @@ def test_outputs_that_are_not_finite_are_a_loss(trial_bench: MakeTrialBench, bro
     assert (trial.accepted, trial.loss) == (False, 1.0)
     known: Any = [made.journal.get(f"trial int8 {number}") for number in range(trial.frames)]
     assert {served for measured in known for _, served in measured["answers"]} == {None}  # a loss, and no confusion
+
+
+def test_values_that_are_not_finite_in_float_either_are_no_loss(trial_bench: MakeTrialBench) -> None:
+    """The sky of a map of depths may be infinitely far."""
+
+    def compute(batch: NDArray[np.float32], rows: int = 3) -> Array:
+        distances = 1.0 + batch[:, 0]
+        distances[:, :rows] = np.inf
+        return distances
+
+    made = trial_bench(spec=ModelSpec(path=Path("depth.onnx"), task="depth", input=INPUT), compute=compute)
+    assert made.trial(compute, "same")[0].loss == 0.0
+    assert made.trial(lambda batch: compute(batch, 4), "more")[0].loss == 1.0
 
 
 def test_a_candidate_too_many_is_refused(trial_bench: MakeTrialBench) -> None:

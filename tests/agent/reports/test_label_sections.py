@@ -68,4 +68,4 @@ def test_damage_is_shown_in_place_of_figures(store: LabelStore, tmp_path: Path) 
     for path in store.folder.glob("labels.sqlite*"):
         path.write_bytes(b"no database" * 500)
     (section,) = label_sections(tmp_path, "model", "classify")
-    assert "labelling.damaged" in section.text[0]
+    assert "state.damaged" in section.text[0]

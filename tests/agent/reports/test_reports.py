@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sqlite3
 import stat
 import subprocess
 import sys
-from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request
 from candidate_bench import model as model
+from kept import kept_in, spoil
 from plan_evidence import evidence
 
 from agent.cli.main import main
@@ -129,7 +128,7 @@ def test_a_job_leaves_the_report_on_its_engine(job: Path, capsys: pytest.Capture
 
 
 def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = JobJournal(job / "jobs.sqlite", lambda _: None)
+    journal = JobJournal(kept_in(job))
     journal.start("j1", "alarm", {}, [])
     journal.enter("j1", JobState.COLLECTING)
     history = History(job, lambda _: None, is_live=False)
@@ -156,12 +155,10 @@ def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys:
         assert words in page.words
 
 
-@pytest.mark.parametrize(("damage", "shown"), [("error = '[1]'", 1), ("created_wall = 'then'", 0)])
-def test_rows_that_no_journal_has_written_end_no_report(tmp_path: Path, damage: str, shown: int) -> None:
-    JobJournal(tmp_path / "jobs.sqlite", lambda _: None).start("j1", "alarm", {}, [])
-    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as database, database:
-        database.execute(f"UPDATE jobs SET {damage}")
-    assert len(read_journal(tmp_path)) == shown
+def test_a_row_that_no_journal_has_written_ends_no_report(tmp_path: Path) -> None:
+    JobJournal(kept_in(tmp_path)).start("j1", "alarm", {}, [])
+    spoil(tmp_path, "UPDATE jobs SET error = '[1]'")
+    assert len(read_journal(tmp_path)) == 1
 
 
 def test_a_plan_by_hand_and_one_with_repairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 from bench import fill, small_file_system
+from kept import kept_in
 from listening import Listening
 from results_bench import CONFIG, frames_of, served
 from turned_clock import TurnedClock
@@ -126,7 +127,9 @@ def test_the_daemon_counts_lost_lines_in_telemetry_and_in_its_summary(tmp_path: 
     with ResultsWriter(config, [output]) as results:
         model, backend = open_model(config.model), open_backend(config.backend)
         to_nowhere = cast(MqttLink, link)  # as far as a supervisor knows
-        summary = Supervisor(config, model, backend, to_nowhere, Birth(agent_version="0"), results=results).run()
+        summary = Supervisor(
+            config, kept_in(config.state_dir), model, backend, to_nowhere, Birth(agent_version="0"), results=results
+        ).run()
     assert summary.loop is not None
     assert 0 < summary.results_dropped["hanging"] == summary.loop.frames < 6000
 

@@ -27,6 +27,7 @@ from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
 from agent.serving.inference import Sink
 from agent.serving.pipeline import Feed, Pipeline
+from agent.state.store import StateStore
 from agent.vision.task import ServedFrame
 from agent.vision.tasks.classify import Classification
 from calibrate.errors import TaredError
@@ -78,7 +79,19 @@ def open_pipeline(config: Config, sinks: Sequence[Sink] = ()) -> tuple[Pipeline,
         errors.append(str(error or "back"))
 
     pipeline = Pipeline(
-        config, sources, model, "a", engine, 0, lambda *_: None, note, note, silent, lambda _: None, sinks
+        config,
+        StateStore(None),
+        sources,
+        model,
+        "a",
+        engine,
+        0,
+        lambda *_: None,
+        note,
+        note,
+        silent,
+        lambda _: None,
+        sinks,
     )
     return pipeline, errors
 

@@ -17,7 +17,7 @@ WHOLE = [
     "cache/x.timings",
     "outbox.sqlite",
     "outbox.sqlite-wal",
-    "jobs.sqlite",
+    "state.sqlite",
     ".new",
 ]
 HALF = [
@@ -27,8 +27,8 @@ HALF = [
     "artefacts/.4567.4194304.new/engine.onnx",
     "cache/references/artefacts/.89ab.77.new/engine.onnx",
     "cache/.x.timings.77.new",
-    ".regimes.json.77.new",
-    ".restraint.json.1.new",
+    ".state.sqlite.77.new",
+    ".selection.json.1.new",
 ]
 
 
@@ -47,7 +47,7 @@ def test_half_written_files_are_removed_and_whole_ones_stay(tmp_path: Path) -> N
 
 
 def test_files_that_a_killed_child_left_half_written_are_removed_and_the_daemons_own_stay(tmp_path: Path) -> None:
-    own = [f"cache/.x.timings.{os.getpid()}.new", ".regimes.json.77.new"]
+    own = [f"cache/.x.timings.{os.getpid()}.new", ".state.sqlite.77.new"]
     of_the_child = [name for name in HALF if name.startswith(("artefacts/", "cache/"))]
     for name in [*WHOLE, *own, *of_the_child]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from brokers import RealBroker, eventually, free_port, on_the_air
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from kept import kept_in
 from pydantic import JsonValue
 from worlds import World, make_world
 
@@ -31,6 +32,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.config import HomeAssistantConfig
 from agent.mqtt.message import Message
+from agent.state.store import StateStore
 from agent.uplink.home_assistant import Discovery, describe, device_id
 from agent.uplink.link import MqttLink
 
@@ -209,13 +211,13 @@ def test_a_prefix_that_is_no_topic_is_refused(tmp_path: Path, prefix: str) -> No
 class Board:
     """A device with a link of its own for each configuration."""
 
-    def __init__(self, endpoint: Endpoint, note: Path) -> None:
+    def __init__(self, endpoint: Endpoint, state: StateStore) -> None:
         self.endpoint = endpoint
-        self._note = note
+        self.state = state
 
     def link(self, enabled: bool = True, topics: Topics = TOPICS) -> AbstractContextManager[MqttLink]:
         config = HomeAssistantConfig(enabled=enabled)
-        discovery = Discovery(topics, ["front"], BIRTH, self._note, config, button=True)
+        discovery = Discovery(topics, ["front"], BIRTH, self.state, config, button=True)
         return on_the_air(self.endpoint, topics, BIRTH, discovery=discovery)
 
     def retained(self) -> list[str]:
@@ -232,7 +234,7 @@ class Board:
 
 @pytest.fixture
 def board(any_broker: RealBroker, tmp_path: Path) -> Board:
-    return Board(any_broker.endpoint, tmp_path / "home_assistant")
+    return Board(any_broker.endpoint, kept_in(tmp_path))
 
 
 @pytest.mark.broker
@@ -271,7 +273,7 @@ def test_the_announced_button_recalibrates_a_daemon(any_broker: RealBroker, cali
         button = announced["components"]["recalibrate"]
         home.publish(Message(button["command_topic"], render(button["command_template"]).encode()))
         assert json.loads(home.inboxes[subscriptions[1]].get(timeout=60.0).payload)["status"] == "ACCEPTED"
-    assert (world.state_dir / "home_assistant").exists()
+    assert kept_in(world.state_dir).read("announcements", list)
 
 
 @pytest.mark.broker
@@ -280,7 +282,7 @@ def test_the_announcement_is_removed_once_it_is_switched_off(board: Board) -> No
         eventually(board.retained)
     with board.link(enabled=False) as link:
         eventually(lambda: link.connected and not board.retained())
-    assert not board._note.exists()
+    assert board.state.read("announcements", list) is None
 
 
 @pytest.mark.broker
@@ -288,11 +290,11 @@ def test_an_announcement_is_removed_later_if_no_broker_was_there(board: Board) -
     """Switched off while the broker was away, renamed before it was back."""
     with board.link():
         eventually(board.retained)
-    away = Board(Endpoint("127.0.0.1", free_port()), board._note)
+    away = Board(Endpoint("127.0.0.1", free_port()), board.state)
     with away.link(enabled=False) as link:
         eventually(lambda: link.outcome != "not tried yet")
     renamed = Topics("default", "gate")
     there = f"homeassistant/device/{device_id(renamed)}/config"
     with board.link(topics=renamed):
         eventually(lambda: board.retained() == [there])
-        eventually(lambda: board._note.read_text().split() == [there])
+        eventually(lambda: board.state.read("announcements", list) == [(there,)])

@@ -69,7 +69,7 @@ def test_rows_on_a_disk_that_refuses_for_a_while_are_not_lost(tmp_path: Path) ->
         eventually(lambda: len(stored(disk)) == 100)
         fill(disk / "ballast")
         put(outbox, 30, size=10_000)
-        assert outbox.errors.get(timeout=60.0).code == "outbox.write"
+        assert outbox.errors.get(timeout=60.0).code == "state.write"
         put(outbox, 5)
         outbox.connection_started()
         memory = taken(outbox, 35)
@@ -92,7 +92,7 @@ def test_rows_on_a_disk_that_refuses_for_a_while_are_not_lost(tmp_path: Path) ->
 def test_a_damaged_file_is_set_aside_and_reported(tmp_path: Path) -> None:
     (tmp_path / "outbox.sqlite").write_bytes(b"no outbox at all" * 99)
     with opened(tmp_path) as outbox:
-        assert outbox.errors.get(timeout=60.0).code == "outbox.damaged"
+        assert outbox.errors.get(timeout=60.0).code == "state.damaged"
         put(outbox, 1)
         assert numbers(taken(outbox, 1)) == [1]
     assert (tmp_path / "outbox.sqlite.damaged.1").exists()
@@ -102,7 +102,7 @@ def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "outbox.sqlite")) as db:
         db.execute("PRAGMA user_version = 9")
     before = (tmp_path / "outbox.sqlite").read_bytes()
-    with pytest.raises(AgentError, match=r"outbox\.schema"), opened(tmp_path):
+    with pytest.raises(AgentError, match=r"state\.schema"), opened(tmp_path):
         pass
     assert (tmp_path / "outbox.sqlite").read_bytes() == before
 

@@ -77,7 +77,7 @@ def test_a_collector_of_before_counts_again_once_the_disk_is_back(disk: Path, cl
     with ExitStack() as stack:
         with away(disk):
             outbox = stack.enter_context(opened(disk, clock))
-            assert outbox.errors.get(timeout=60.0).code == "outbox.write"
+            assert outbox.errors.get(timeout=60.0).code == "state.write"
         put(outbox, 1)
         eventually(lambda: outbox.epoch in epochs(disk))
         assert numbers(taken(outbox, 2)) == [2, 1]
@@ -167,7 +167,7 @@ def test_an_ack_that_the_disk_refused_counts_when_it_comes_again(disk: Path) -> 
         with refusing(disk):
             outbox.acknowledge(first.epoch, 5)  # first: it is in the transaction that is refused
             put(outbox, 1)
-            assert outbox.errors.get(timeout=60.0).code == "outbox.write"
+            assert outbox.errors.get(timeout=60.0).code == "state.write"
         eventually(lambda: not outbox._pending)
         put(outbox, 1)
         eventually(lambda: outbox.epoch in epochs(disk))

@@ -62,12 +62,31 @@ def test_the_pixels_of_all_frames_are_kept_by_class() -> None:
     pooled = PooledIou()
     for frame in ([(0, 90, 100), (1, 0, 1)], [(1, 5, 9)]):
         pooled.add(frame)
-    found = verdict(seen(around(0.95), pooled=pooled))
+    found = verdict(seen(around(0.95), pooled=[pooled]))
     assert found.ious == pytest.approx({"0": 0.9, "1": 0.5})
     assert Verdict.from_dict(found.as_dict()) == found
     without = verdict(seen(around(0.95))).as_dict()
     assert "ious" not in without, "of other tasks it is as it was"
     assert Verdict.from_dict(without).ious == {}
+
+
+def pooled_of(iou: float, pixels: int = 400, frames: int = 16) -> PooledIou:
+    """Class 1 of so many pixels a frame has this IoU, and class 0 of 2000 has all."""
+    pooled = PooledIou()
+    for _ in range(frames):
+        pooled.add([(0, 2000, 2000), (1, round(iou * pixels), pixels)])
+    return pooled
+
+
+def test_a_class_of_pixels_that_is_newly_lost_refuses_a_candidate_of_high_fidelity() -> None:
+    kept, lost = pooled_of(0.9), pooled_of(0.1)
+    found = verdict(seen(around(0.95), around(0.95), pooled=[lost, kept]))
+    assert found.failed == ("confusion",)
+    assert found.reason == "it newly loses 1: its IoU with the reference is 0.10, and 0.5 is asked"
+    assert not verdict(seen(around(0.95), pooled=[lost])).accepted
+    assert verdict(seen(around(0.95), around(0.95), pooled=[lost, lost])).accepted, "the engine in service has lost it"
+    assert verdict(seen(around(0.95), pooled=[pooled_of(0.1, frames=4)])).accepted, "four frames may be chance"
+    assert verdict(seen(around(0.95), pooled=[pooled_of(0.0, pixels=2)])).accepted, "hardly a pixel"
 
 
 def test_a_later_engine_must_not_be_worse_than_the_one_in_service() -> None:

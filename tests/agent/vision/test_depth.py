@@ -32,6 +32,12 @@ def decoded(output: np.ndarray, **changes: Any) -> DepthMap:
     return answer
 
 
+def agreement(output: np.ndarray, reference: np.ndarray, **changes: Any) -> float:
+    value = decoded(output, **changes).fidelity(decoded(reference, **changes))
+    assert value is not None
+    return value
+
+
 def test_each_form_of_output_gives_the_same_map() -> None:
     for output in (STREET, STREET[np.newaxis], STREET[..., np.newaxis]):
         np.testing.assert_array_equal(decoded(output).values, STREET)
@@ -51,17 +57,39 @@ def test_no_number_and_no_distance_agree_with_nothing() -> None:
     damaged = STREET.copy()
     damaged[0], damaged[1], damaged[2] = np.nan, np.inf, -1.0
     assert decoded(damaged).fidelity(decoded(STREET)) == pytest.approx(21 / 24)
-    assert decoded(STREET).fidelity(decoded(damaged)) == pytest.approx(21 / 22), (
-        "what the reference lacks does not count"
-    )
+    assert decoded(STREET).fidelity(decoded(damaged)) == pytest.approx(21 / 24)
+    assert decoded(damaged).fidelity(decoded(damaged)) == 1.0
+    nowhere = decoded(np.full_like(STREET, np.nan))
+    assert nowhere.fidelity(nowhere) is None, "it proves nothing"
 
 
 def test_a_relative_map_may_have_another_scale_and_shift() -> None:
     moved = 0.25 * STREET + 3.0
-    assert decoded(moved).fidelity(decoded(STREET)) < 0.2
+    assert agreement(moved, STREET) < 0.2
     assert decoded(moved, depth="relative").fidelity(decoded(STREET, depth="relative")) == 1.0
-    flat = np.full_like(STREET, 7.0)
-    assert decoded(flat, depth="relative").fidelity(decoded(STREET, depth="relative")) < 0.1
+    flat = decoded(np.full_like(STREET, 7.0), depth="relative")
+    assert flat.fidelity(decoded(STREET, depth="relative")) == 0.0
+    assert decoded(STREET, depth="relative").fidelity(flat) is None, "any map is a flat one by some scale"
+
+
+def test_a_relative_map_is_not_right_upside_down_and_its_shift_changes_nothing() -> None:
+    noise = np.random.default_rng(0).normal(size=STREET.shape).astype(np.float32)
+    turned, damaged, chance = -STREET, STREET + noise, noise
+    for shift in (0.0, 10.0, 1000.0):
+        reference = STREET + np.float32(shift)
+        assert agreement(turned, reference, depth="relative") < 0.1
+        assert agreement(chance, reference, depth="relative") < 0.1
+        assert agreement(damaged, reference, depth="relative") == pytest.approx(0.98, abs=0.01)
+
+
+def test_a_disparity_is_scored_in_its_own_scale_and_an_inverted_map_is_wrong() -> None:
+    def delta1(output: np.ndarray, kind: str) -> float:
+        return open_task(spec(depth=kind)).evaluation([(decoded(output, depth=kind), STREET)]).scores["delta1"]
+
+    assert delta1(3.0 / STREET + 7.0, "disparity") == 1.0
+    assert delta1(STREET, "disparity") < 0.5
+    assert delta1(2.0 * STREET + 5.0, "relative") == 1.0
+    assert delta1(-STREET, "relative") < 0.5
 
 
 def test_in_the_frame_the_padding_is_left_out_and_the_grid_has_medians() -> None:

@@ -10,13 +10,16 @@ import cv2
 import numpy as np
 import pytest
 
+from agent.vision.answer import Answer
 from agent.vision.detections import Detections
+from agent.vision.tasks.depth import DepthMap
 from agent.vision.tasks.instance import Instances
 from agent.vision.tasks.obb import OrientedBoxes, turned
 from agent.vision.tasks.pose import COCO_SIGMAS, Poses
 from agent.vision.tasks.segment import LabelMap
 
 SIZE = (96, 128)
+SHARES = (0.0, 0.02, 0.03, 0.05, 0.1)  # of a side, by which points are off
 SIDE, COUNT = 24.0, 12
 STEPS = (0, 3, 6, 9, 12)  # twelfths of the damage
 THRESHOLD = 0.3
@@ -64,6 +67,45 @@ def street() -> LabelMap:
     return LabelMap(classes, SIZE)
 
 
+def one_pose() -> Poses:
+    """One of the poses, whose box is around its key points."""
+    found = poses()[:1]
+    places = found.points[..., :2]
+    return replace(found, boxes=np.hstack((places.min(axis=1), places.max(axis=1))), is_one=True)
+
+
+def depths(kind: str = "metric") -> DepthMap:
+    """Distances around zero, with zeros where a Relu cut them off, and a pixel that has none."""
+    values = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
+    values[:40] = 0.0
+    values[50, 50] = np.nan
+    return DepthMap(values, SIZE, is_relative=kind == "relative")
+
+
+SELVES: dict[str, Answer] = {
+    "detect": Detections(**placed()),
+    "instance": instances(),
+    "pose": poses(),
+    "pose of one": one_pose(),
+    "pose of one that sees no point": replace(
+        one_pose(), points=one_pose().points * np.array((1.0, 1.0, 0.1), np.float32)
+    ),
+    "pose whose boxes have no area": replace(poses(), boxes=poses().boxes[:, [0, 1, 0, 1]]),
+    "obb": oriented(),
+    "segment": street(),
+    "segment of nothing": replace(street(), classes=np.full(SIZE, -1, np.int16)),
+    "depth": depths(),
+    "depth that is relative": depths("relative"),
+    "depth of zeros": DepthMap(np.zeros(SIZE, np.float32), SIZE),
+    "depth below zero": DepthMap(np.full(SIZE, -3.0, np.float32), SIZE),
+}
+
+
+@pytest.mark.parametrize("answer", SELVES)
+def test_every_answer_is_its_own_equal(answer: str) -> None:
+    assert SELVES[answer].fidelity(SELVES[answer]) == pytest.approx(1.0, abs=1e-6)
+
+
 ANSWERS: dict[str, Callable[[], Any]] = {
     "detect": lambda: Detections(**placed()),
     "instance": instances,
@@ -109,6 +151,64 @@ def test_objects_that_are_harmed_cost_their_share(task: str, harm: Harm) -> None
     assert (np.diff(losses) > 0.08).all()
     assert losses[2] == pytest.approx(0.5, abs=0.2)
     assert losses[-1] > 0.95
+
+
+def scores_alone_fall(found: Any, step: int) -> Any:
+    return replace(found, scores=found.scores * np.float32(1.0 - step / 12.0))
+
+
+def scores_alone_change_places(found: Any, step: int) -> Any:
+    scores = found.scores.copy()
+    scores[:step] = scores[:step][::-1]
+    return replace(found, scores=scores)
+
+
+def boxes_alone_move(found: Any, step: int) -> Any:
+    boxes = found.boxes.copy()
+    boxes[:, ::2] += np.float32(step * SIDE / 12.0)
+    return replace(found, boxes=boxes)
+
+
+@pytest.mark.parametrize("task", ["instance", "pose", "obb"])
+@pytest.mark.parametrize(
+    ("harm", "whole"),
+    [
+        (scores_alone_fall, placed()["scores"].mean()),
+        (scores_alone_change_places, np.abs(placed()["scores"] - placed()["scores"][::-1]).mean()),
+        (boxes_alone_move, 1.0),
+    ],
+)
+def test_scores_alone_and_boxes_alone_cost_as_far_as_they_differ(task: str, harm: Harm, whole: float) -> None:
+    reference = ANSWERS[task]()
+    losses = [1.0 - harm(reference, step).fidelity(reference) for step in STEPS]
+    assert losses[0] == pytest.approx(0.0, abs=1e-6)
+    assert (np.diff(losses) > 0.005).all()
+    assert losses[-1] == pytest.approx(whole, abs=0.06)
+
+
+@pytest.mark.parametrize("make", [poses, one_pose])
+def test_points_that_all_move_a_little_cost_long_before_they_are_far(make: Callable[[], Poses]) -> None:
+    reference, losses = make(), []
+    side = float((reference.boxes[0, 2:] - reference.boxes[0, :2]).max())
+    for share in SHARES:
+        points = reference.points.copy()
+        points[..., 0] += np.float32(share * side)
+        losses.append(1.0 - replace(reference, points=points).fidelity(reference))
+    assert losses[0] == pytest.approx(0.0, abs=1e-6)
+    assert losses[2] > 0.05
+    assert losses[-1] > 0.3
+    assert (np.diff(losses) > 0.02).all()
+
+
+@pytest.mark.parametrize(
+    ("served", "reference"),
+    [(boxes_move(make(), 5)[2:], scores_alone_fall(make(), 6)) for make in (instances, poses, oriented)]
+    + [(replace(depths(), values=depths().values + np.float32(0.02)), depths())],
+)
+def test_two_answers_have_one_fidelity_whichever_is_first(served: Any, reference: Any) -> None:
+    there, back = served.fidelity(reference), reference.fidelity(served)
+    assert 0.1 < there < 0.9
+    assert there == pytest.approx(back, abs=1e-9)
 
 
 def masks_shrink(found: Instances, step: int) -> Instances:

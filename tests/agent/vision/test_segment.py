@@ -11,7 +11,7 @@ import pytest
 
 from agent.common.errors import ConfigError, DatasetError
 from agent.vision.datasets.mask_images import MaskImages
-from agent.vision.fidelity import PooledIou
+from agent.vision.fidelity import PooledIou, fidelity
 from agent.vision.policy import Policy
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
@@ -121,6 +121,25 @@ def test_two_empty_masks_agree_and_one_does_not() -> None:
     nothing, person = of(np.full(SIZE, NOTHING)), of(np.zeros(SIZE))
     assert (nothing.is_empty, person.is_empty) == (True, False)
     assert (nothing.fidelity(nothing), person.fidelity(nothing), nothing.fidelity(person)) == (1.0, 0.0, 0.0)
+
+
+def test_a_frame_of_background_alone_proves_nothing_where_a_label_says_so() -> None:
+    classes = np.zeros(SIZE, np.float32)
+    person = classes.copy()
+    person[:2] = 1.0
+
+    def seen(values: np.ndarray, label: str) -> LabelMap:
+        output = values[np.newaxis].astype(np.int32)
+        tensor = TensorSpec("map", output.dtype, output.shape)
+        found = open_task(spec(label, "person")).open_decoder(SIZE, [tensor])({"map": output})
+        assert isinstance(found, LabelMap)
+        return found
+
+    for label, is_empty in (("background", True), ("__background__", True), ("road", False)):
+        empty = seen(classes, label)
+        assert fidelity(empty, empty).is_empty == is_empty
+        assert empty.resized((2, 2)).is_empty == is_empty
+        assert not fidelity(seen(person, label), empty).is_empty
 
 
 def test_classes_of_many_frames_count_by_their_pixels() -> None:

@@ -132,15 +132,19 @@ def test_heatmaps_and_landmarks_are_the_points_of_one_object() -> None:
     assert found.seen[0].tolist() == [True] * 4 + [False]
 
 
-def test_a_far_point_of_one_object_costs_its_share() -> None:
+def test_points_of_one_object_cost_by_their_distance_each_its_share_at_most() -> None:
     rows = np.hstack((points(48, 32, 40)[:, :2], np.zeros((5, 1)))).astype(np.float32)
-    model, losses = spec("pose", "landmarks", keypoints=5), []
+    model, alone, together = spec("pose", "landmarks", keypoints=5), list[float](), list[float]()
     reference = decoded(model, {"points": rows.reshape(1, -1)})
-    for shift in (1.0, 4.0, 400.0):
-        moved = rows.copy()
-        moved[2, 0] += shift
-        losses.append(1.0 - decoded(model, {"points": moved.reshape(1, -1)}).fidelity(reference))
-    assert losses == pytest.approx([0.0, 0.2, 0.2])
+    for shift in (0.0, 1.0, 2.0, 4.0, 400.0):
+        for losses, moving in ((alone, np.arange(5) == 2), (together, np.ones(5, np.bool_))):
+            moved = rows.copy()
+            moved[moving, 0] += shift
+            losses.append(1.0 - decoded(model, {"points": moved.reshape(1, -1)}).fidelity(reference))
+    assert alone[0] == 0.0
+    assert alone[-1] == pytest.approx(0.2)
+    assert np.diff(alone).min() > 0.02
+    assert together == pytest.approx([5.0 * loss for loss in alone], rel=0.02)
 
 
 def damaged(task: str) -> list[Any]:
@@ -186,14 +190,17 @@ def test_a_point_of_one_object_that_is_doubted_costs_as_far_as_scores_differ() -
     logits = np.full((5, 5), 3.0, np.float32)
     logits[:, :2] = points(48, 32, 40)[:, :2]
     logits[2, 3] = 0.4
-    model, losses = spec("pose", "landmarks", keypoints=5, score_threshold=0.5), []
+    model, losses, scores = spec("pose", "landmarks", keypoints=5, score_threshold=0.5), [], []
     reference = decoded(model, {"points": logits.reshape(1, -1)})
     for logit in (3.0, 0.1, -0.1, -1.0, -3.0):
         logits[2, 3] = logit
-        losses.append(1.0 - decoded(model, {"points": logits.reshape(1, -1)}).fidelity(reference))
-    assert losses[:2] == [0.0, 0.0], "it is seen"
-    assert np.diff(losses[1:]).min() > 0.04
-    assert losses[-1] == pytest.approx(0.2)
+        served = decoded(model, {"points": logits.reshape(1, -1)})
+        losses.append(1.0 - served.fidelity(reference))
+        scores.append(abs(float(served.scores[0] - reference.scores[0])))
+    assert losses[:2] == pytest.approx(scores[:2]), "it is seen: only the score of the whole is another"
+    seen = 1.0 - (1.0 - np.array(losses)) / (1.0 - np.array(scores))
+    assert np.diff(seen[1:]).min() > 0.04
+    assert seen[-1] == pytest.approx(0.2)
 
 
 def peaks(*heights: float, **changes: Any) -> Poses:
@@ -212,7 +219,8 @@ def test_a_point_of_one_object_is_seen_from_the_score_threshold_on() -> None:
     assert peaks(*heights, score_threshold=0.1).seen.tolist() == [[True, True, False, True]]
     assert peaks(0.9, 0.35, 0.25, 0.6).seen.tolist() == [[True, True, False, True]], "0.3 without a word of the spec"
     lower = peaks(0.3, 0.2, 0.05, 0.05, score_threshold=0.1)
-    assert lower.fidelity(peaks(*heights, score_threshold=0.1)) == pytest.approx(2 / 3), "0.1 of 0.1: a whole miss"
+    missed = 2 / 3 * (1.0 - 0.1 / 4)  # 0.1 of 0.1 is a whole miss, and the score is the mean of four
+    assert lower.fidelity(peaks(*heights, score_threshold=0.1)) == pytest.approx(missed)
     assert FramePoints().read_answer(FramePoints().answer_document(lower)).seen.tolist() == lower.seen.tolist()
 
 

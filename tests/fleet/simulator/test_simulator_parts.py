@@ -19,6 +19,7 @@ from agent.contract.board_status import BoardStatus
 from agent.contract.commands import CommandResult, StatusArgs
 from agent.contract.topics import Topics
 from agent.mqtt.endpoint import Endpoint
+from agent.state.store import StateStore
 from fleet.cli.fleet import pairs
 from fleet.collector.batch import gap_for_unreadable, parse_numbered
 from fleet.simulator.board import BoardClock
@@ -107,9 +108,7 @@ def test_the_answer_to_status_has_every_key_of_the_reference(tmp_path: Path, in_
     answers: list[CommandResult] = []
     with Loop() as loop:
         board = context(0, tmp_path, loop)
-        settings = Settings(
-            board.options.config, tmp_path / "settings.json", lambda _: True, lambda _: None, unexpected
-        )
+        settings = Settings(board.options.config, StateStore(None), lambda _: True, unexpected)
         if in_a_job:
             board.engines.start_job("alarm", bad=False)
         carry_out(SimulatedHandlers(board, settings, lambda: None), "status", StatusArgs(), answers.append)
