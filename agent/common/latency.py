@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,8 @@ _REPORTED_OCTAVES = range(9, 23)  # upper bounds of `cumulative_counts`, from ha
 class LatencyHistogram:
     """Percentiles of a duration in constant memory: counts in logarithmic buckets from 1 us up.
 
-    Durations are sorted into the buckets by the hundred, or when a figure is read. The frame path only adds a number,
-    and appends to a list.
+    Durations are sorted into the buckets by the hundred. The frame path only adds a number, and appends to a list.
+    Reading changes nothing.
     """
 
     def __init__(self) -> None:
@@ -35,16 +36,13 @@ class LatencyHistogram:
         self.sum_ns += duration_ns
         self._newest.append(duration_ns)
         if len(self._newest) >= _UNSORTED:
-            self._counts()
+            self._sorted, self._newest = self._counts(), []
 
     def _counts(self) -> NDArray[np.int64]:
-        """Return the counts by bucket, once the newest durations are sorted."""
-        if self._newest:
-            octaves = np.log2(np.maximum(np.array(self._newest, np.float64), _SMALLEST_NS) / _SMALLEST_NS)
-            buckets = np.minimum((octaves * _BUCKETS_PER_OCTAVE).astype(np.int64), self._sorted.size - 1)
-            self._sorted += np.bincount(buckets, minlength=self._sorted.size)
-            self._newest.clear()
-        return self._sorted
+        """Return the counts by bucket, with those of the newest durations."""
+        octaves = np.log2(np.maximum(np.array(self._newest, np.float64), _SMALLEST_NS) / _SMALLEST_NS)
+        buckets = np.minimum((octaves * _BUCKETS_PER_OCTAVE).astype(np.int64), self._sorted.size - 1)
+        return self._sorted + np.bincount(buckets, minlength=self._sorted.size)
 
     def percentile_ms(self, percent: float) -> float:
         """Return the duration in ms that `percent` of the values do not exceed; 0.0 without values."""
@@ -60,10 +58,11 @@ class LatencyHistogram:
         per_octave = np.cumsum(self._counts().reshape(_OCTAVES, _BUCKETS_PER_OCTAVE).sum(axis=1))
         return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _REPORTED_OCTAVES]
 
-    def clear(self) -> None:
-        self._sorted[:] = 0
-        self._newest.clear()
-        self.sum_ns = 0
+    def copy(self) -> LatencyHistogram:
+        """Return a histogram of the durations so far; any thread may read it."""
+        copied = copy(self)  # which shares the sorted counts: they are replaced, and never changed
+        copied._newest = [*self._newest]
+        return copied
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,20 @@ class LoopSample:
 
 @dataclass(frozen=True)
 class LoopTotals:
-    """The loop since its meter started; latency_buckets: (upper bound in s, frames that were not slower)."""
+    """What a meter has counted over some seconds. A few microseconds make it; the figures are computed when asked for.
+
+    latency: Of the frames; nothing is added to it any more.
+    """
 
     frames: int
     dropped: Mapping[str, int]
-    latency_buckets: Sequence[tuple[float, int]]
-    latency_sum_s: float
+    seconds: float
+    latency: LatencyHistogram
+
+    def sample(self) -> LoopSample:
+        """Return frame rate and percentiles."""
+        p50_ms, p99_ms = self.latency.percentile_ms(50.0), self.latency.percentile_ms(99.0)
+        return LoopSample(self.frames, self.dropped, self.frames / max(self.seconds, 1e-9), p50_ms, p99_ms)
 
 
 class LoopMeter:
@@ -117,23 +124,19 @@ class LoopMeter:
             self._latency.add(latency_ns)
 
     def totals(self) -> LoopTotals:
-        """Return what was counted since the last sample, without starting a new stretch."""
+        """Return the stretch since the last sample, which goes on."""
         with self._lock:
-            dropped = Counter(self._dropped()) - self._dropped_before
-            return LoopTotals(self._frames, dropped, self._latency.cumulative_counts(), self._latency.sum_ns / 1e9)
+            return self._totals(Counter(self._dropped()), self._latency.copy())
 
     def sample(self) -> LoopSample:
         """Return the stretch since the last sample, and start a new one."""
         with self._lock:
-            now_s = self._clock.monotonic_s()
             dropped = Counter(self._dropped())
-            sample = LoopSample(
-                self._frames,
-                dropped - self._dropped_before,
-                self._frames / max(now_s - self._since_s, 1e-9),
-                self._latency.percentile_ms(50.0),
-                self._latency.percentile_ms(99.0),
-            )
-            self._latency.clear()
-            self._frames, self._dropped_before, self._since_s = 0, dropped, now_s
-            return sample
+            stretch = self._totals(dropped, self._latency)
+            self._latency, self._frames, self._dropped_before = LatencyHistogram(), 0, dropped
+            self._since_s += stretch.seconds
+        return stretch.sample()
+
+    def _totals(self, dropped: Counter[str], latency: LatencyHistogram) -> LoopTotals:
+        seconds = self._clock.monotonic_s() - self._since_s
+        return LoopTotals(self._frames, dropped - self._dropped_before, seconds, latency)

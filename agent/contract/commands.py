@@ -24,6 +24,7 @@ from pydantic import (
 
 from agent.common.errors import CommandError
 from agent.common.schema import Strict
+from agent.contract.board_status import BoardStatus
 from agent.contract.messages import Document
 from agent.contract.topics import check_name
 
@@ -131,15 +132,7 @@ class Labels(Document):
 
 
 class StatusArgs(Strict):
-    """`status`: report what the device is doing.
-
-    Result: `engine`, `backend`, `degraded`, `degraded_reason`, `held_back`, `held_back_code`, `raised` (more layers are
-    float than planned), `frames`, `regimes` (their number), `regime_artefacts`, `policy`, `policies`, `observer`,
-    `automatic`, `stopped_by`, `job` and `preview`.
-
-    It also has `camera`, `up`, `lost`, `fidelity`, `fidelity_hour`, `accuracy`, `drift` and `view` of the least
-    faithful camera. Of several cameras `cameras` has the same for each.
-    """
+    """`status`: report what the device is doing."""
 
 
 class RecalibrateArgs(Strict):
@@ -350,6 +343,7 @@ class Op:
         is_job: It takes a while, and ends in another engine.
         rollout: Its name in a rollout; empty: no rollout sends it.
         button: Arguments that its button on a board's page asks for; None: it has no button.
+        result: Type of its result, where that is a document; else the docstring of `args` lists the keys.
     """
 
     args: type[Strict]
@@ -360,6 +354,7 @@ class Op:
     is_job: bool = False
     rollout: str = ""
     button: tuple[str, ...] | None = None
+    result: type[Document] | None = None
 
 
 # In examples.
@@ -367,7 +362,7 @@ _ID = "8c04be17a95d2f63"
 _FILE: Mapping[str, JsonValue] = {"sha256": "5b1d3c4e" * 8, "size": 81234}
 
 OPS: Mapping[str, Op] = {
-    "status": Op(StatusArgs, {}, changes=False),
+    "status": Op(StatusArgs, {}, changes=False, result=BoardStatus),
     "recalibrate": Op(RecalibrateArgs, {"frames": 256}, is_job=True, rollout="recalibrate", button=()),
     "rollback": Op(RollbackArgs, {}, button=()),
     "cancel": Op(CancelArgs, {}, button=()),

@@ -181,7 +181,7 @@ class Bounds(Document):
         estimate: The figure, 0 to 1.
         low: Lower bound.
         high: Upper bound.
-        n: Labelled frames behind it. 0: nothing is known yet, and the figure means nothing.
+        n: Frames behind it. 0: nothing is known yet, and the figure means nothing.
     """
 
     estimate: float

@@ -8,6 +8,7 @@ watch        Watch: evidence, regimes and policies of the engine in service
 upkeep       StoreUpkeep: room in the artefact store
 events       StateChangeReporter: reports drift, low fidelity, trouble of a view
 policies     Policies: what the owner lets be shown of an engine's answers
-reasons      explain, Reasons: why the board is degraded, and what holds a job back
+snapshot     take_snapshot, BoardSnapshot, CameraSnapshot: the board at one moment, for all that shows it
+reasons      explain, Reasons: of a snapshot, why the board is degraded, and what holds a job back
 summary      RunSummary, Swap, Rollback, Alarm, Period, Score, CameraSummary
 """

@@ -190,7 +190,7 @@ class Executor:
         if self.unused_plan is not None:
             self.reporter.error(self.unused_plan)
         self.take(fact.Started(rolled_back))
-        self.reporter.keeps_policies(self.watch.policies.summaries())
+        self.reporter.keeps_policies(self.watch.policies.summaries)
         self._engine_changed(None, {}, recall=True)
         if self.pipeline.open_mismatch is not None:  # the previous process was killed before it could act on it
             self.distrust_reference(self.pipeline.open_mismatch)

@@ -26,7 +26,10 @@ from agent.vision.tasks.opening import open_task
 
 
 class Policies:
-    """The policies by artefact. One thread changes them; `show` may be called by any."""
+    """The policies by artefact. One thread changes them; `show` may be called by any.
+
+    summaries: By artefact, as `summary` returns them; replaced as a whole.
+    """
 
     def __init__(self, config: Config, state: StateStore) -> None:
         self._spec = config.model
@@ -83,23 +86,11 @@ class Policies:
     def document(self, artefact: str) -> dict[str, JsonValue] | None:
         """Return the policy of an artefact as JSON, with all of its masks; None where none is set."""
         policy = self._stated.get(artefact)
-        if policy is None:
-            return None
-        document = _document(policy)
-        if policy.classes is not None:
-            document["classes"] = [class_name(each, self._spec.labels) for each in sorted(policy.classes)]
-        return document
+        return self._named(policy) if policy is not None else None
 
     def summary(self, artefact: str) -> dict[str, JsonValue] | None:
         """Return as `document`, with the number of masks in their place."""
-        document = self.document(artefact)
-        if document is not None and "masks" in document:
-            document["masks"] = sum(map(len, self._stated[artefact].masks.values()))
-        return document
-
-    def summaries(self) -> dict[str, JsonValue]:
-        """Return the summary of every policy, by artefact."""
-        return {artefact: self.summary(artefact) for artefact in self._stated}
+        return self.summaries.get(artefact)
 
     def taking_over(self, artefact: str) -> dict[str, JsonValue]:
         """Return what an event says of the policy of an engine that takes over: nothing where there is none."""
@@ -197,7 +188,18 @@ class Policies:
     def _hold(self, policies: Mapping[str, Policy]) -> None:
         regions = {camera: region for camera, region in self._cameras.items() if region is not None}
         self._stated = dict(policies)
+        self.summaries = {artefact: self._summary(policy) for artefact, policy in policies.items()}
         self._in_frames = {artefact: policy.within(regions) for artefact, policy in policies.items()}
+
+    def _summary(self, policy: Policy) -> dict[str, JsonValue]:
+        masks: dict[str, JsonValue] = {"masks": sum(map(len, policy.masks.values()))} if policy.masks else {}
+        return {**self._named(replace(policy, masks={})), **masks}
+
+    def _named(self, policy: Policy) -> dict[str, JsonValue]:
+        document = _document(policy)
+        if policy.classes is not None:
+            document["classes"] = [class_name(each, self._spec.labels) for each in sorted(policy.classes)]
+        return document
 
 
 def _refusal(found: str, expected: str, remedy: str) -> CommandError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.control.executor import Executor
+from agent.control.snapshot import BoardSnapshot
 from agent.core.due import CAP, outage_hindrance
 from agent.core.state import Hindrance, Job, JobState
 from agent.monitoring.camera_monitor import CameraStates
@@ -46,21 +46,20 @@ class Reasons:
         return self.degraded or self.held_back
 
 
-def explain(executor: Executor, states: CameraStates) -> Reasons:
-    """Return the reasons as of now."""
-    state, pipeline = executor.state, executor.pipeline
-    job, error = state.job, state.last_error
+def explain(board: BoardSnapshot) -> Reasons:
+    """Return the reasons as of this moment."""
+    job, error = board.state.job, board.state.last_error
     if job is not None:
-        hindrance = _job_hindrance(job, states, pipeline.observer.collection.counts)
-    elif pipeline.loop.is_stuck:
+        hindrance = _job_hindrance(job, board.states, board.collected)
+    elif board.is_stuck:
         remedy = "restart the daemon, to free the memory that the candidate holds"
         hindrance = Hindrance("probation.hang", "a candidate that was rolled back still hangs", remedy)
     else:
-        hindrance = state.held_back
+        hindrance = board.state.held_back
     if hindrance is not None and error is not None and hindrance.code in _AFTER_FAILURES:
         found, remedy = f"{hindrance.found}: {error.found}", f"{error.remedy}; {hindrance.remedy}"
         hindrance = Hindrance(hindrance.code, found, remedy)
-    degraded = _degraded(job, hindrance, error, executor.unused) if executor.service.is_degraded else ""
+    degraded = _degraded(job, hindrance, error, board.unused) if board.is_degraded else ""
     if hindrance is None:
         return Reasons(degraded)
     return Reasons(degraded, f"{hindrance.found}; {hindrance.remedy}", hindrance.code)

@@ -144,9 +144,9 @@ class Watch:
         """Change what is shown of an engine's answers from now on, and report it. Raises as Policies.set."""
         self.policies.set(args)
         self.reporter.event("policy", artefact=args.artefact, policy=self.policies.summary(args.artefact))
-        self.reporter.keeps_policies(self.policies.summaries())
+        self.reporter.keeps_policies(self.policies.summaries)
 
     def forget_policies(self, _action: act.ForgetPolicies) -> None:
         with self.reporter.reporting_errors():
             if self.policies.keep_only({path.name for path in self.service.store.places()}):
-                self.reporter.keeps_policies(self.policies.summaries())
+                self.reporter.keeps_policies(self.policies.summaries)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
-
 from agent.core.kinds import Kind
 
 if TYPE_CHECKING:
@@ -191,11 +189,6 @@ class Job:
     def description(self) -> str:
         """State, progress and reason to wait, for displays."""
         return f"{self.state.value} {self.percent} %" + (f", waits: {self.waits}" if self.waits else "")
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        """Return the job as `status` reports it."""
-        document: dict[str, JsonValue] = {"id": self.id, "trigger": self.kind.trigger.value, "state": self.state.value}
-        return {**document, "percent": self.percent, **({"waits": self.waits} if self.waits else {})}
 
 
 @dataclass(frozen=True)

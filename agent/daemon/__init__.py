@@ -1,7 +1,8 @@
 """Run the daemon: `tared run`.
 
 Reading order: run (from the broker to the summary), supervisor (the main thread), inbox (messages), handlers
-(commands), status (telemetry and display). pages, prometheus, review and summary_table serve single places.
+(commands), status (a snapshot as the answer to `status`, telemetry, history, display and summary). pages, prometheus,
+review and summary_table serve single places.
 
 Public:
     handlers        RESTART

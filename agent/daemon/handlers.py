@@ -1,15 +1,15 @@
 """Carry out the operator's commands: each op in the method of its name, from its arguments to its result.
 
-`EngineHandlers` has the commands to engines and jobs, `BoardHandlers` those to the board itself, `HistogramUpload`
-`histograms`. A method that answers at once returns the result. One that takes longer returns None, and reports by its
-CommandProgress. A TaredError becomes the result.
+`EngineHandlers` has the commands to engines and jobs, `BoardHandlers` those to the board itself, `StatusHandler`
+`status`, and `HistogramUpload` `histograms`. A method that answers at once returns the result. One that takes longer
+returns None, and reports by its CommandProgress. A TaredError becomes the result.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent.commands.deliveries import FileReceiver
@@ -35,14 +35,12 @@ from agent.contract.commands import (
 )
 from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, write_upload
 from agent.control.executor import Executor
-from agent.control.reasons import explain
+from agent.control.snapshot import BoardSnapshot
 from agent.core import facts as fact
-from agent.core.due import stopped_by
+from agent.daemon.status import status_of
 from agent.models.engine_service import EngineService
-from agent.monitoring.camera_monitor import CameraState, least_faithful
-from agent.results.preview import Preview
 from agent.results.snapshot import annotate, encode_jpeg
-from agent.serving.pipeline import Feed, Pipeline
+from agent.serving.pipeline import Pipeline
 from agent.uplink.link import MqttLink
 from agent.vision.task import Show, as_served
 from calibrate.threshold import parse_method
@@ -60,42 +58,11 @@ _SNAPSHOT_PERIOD_S = 1.0
 class EngineHandlers:
     """Commands to engines and jobs.
 
-    deliveries: receives the file of each op that brings one. preview: what `status` reports as well.
+    deliveries: receives the file of each op that brings one.
     """
 
     executor: Executor
     deliveries: Mapping[str, FileReceiver[Any]] = field(default_factory=dict)
-    preview: Preview | None = None
-
-    def status(self, _args: StatusArgs, _progress: CommandProgress) -> Result:
-        """Return the status; of several cameras, the state of the least faithful one is at the top level too."""
-        executor, preview = self.executor, self.preview
-        service, pipeline, watch, state = executor.service, executor.pipeline, executor.watch, executor.state
-        states, job = pipeline.observer.states(), state.job
-        camera, reasons = least_faithful(states), explain(executor, states)
-        cameras: Result = {name: _camera_status(pipeline.feeds[name], states[name]) for name in states}
-        stopped = stopped_by(executor.now, executor.config, state)
-        return {
-            "engine": service.serving.id,
-            "backend": service.backend.name,
-            "degraded": service.is_degraded,
-            "degraded_reason": reasons.degraded or None,
-            "held_back": reasons.held_back or None,
-            "held_back_code": reasons.code or None,
-            "raised": service.is_precision_raised,
-            "frames": pipeline.served,
-            **_camera_status(pipeline.feeds[camera], states[camera]),
-            **({"cameras": cameras} if len(cameras) > 1 else {}),
-            "regimes": len(watch.regimes.artefacts),
-            "regime_artefacts": list(watch.regimes.artefacts),
-            "policy": watch.policies.summary(state.candidate or service.serving.id),
-            "policies": watch.policies.summaries(),
-            "observer": states[camera].outage or "observing",
-            "automatic": not stopped,
-            "stopped_by": stopped,
-            "job": job.as_dict() if job is not None else None,
-            "preview": preview.as_dict() if preview is not None else None,
-        }
 
     def recalibrate(self, args: RecalibrateArgs, progress: CommandProgress) -> None:
         if args.method is not None:
@@ -121,7 +88,7 @@ class EngineHandlers:
         """
         watch, candidate = self.executor.watch, self.executor.state.candidate
         serving = [self.executor.service.serving.id, *([candidate] if candidate is not None else [])]
-        known = dict.fromkeys([*serving, *watch.regimes.artefacts, *watch.policies.summaries()])
+        known = dict.fromkeys([*serving, *watch.regimes.artefacts, *watch.policies.summaries])
         if args.artefact not in known:
             found = f"no regime '{args.artefact}', and it does not serve"
             raise CommandError("command.policy", found, ", ".join(known), "ask for the status first")
@@ -138,17 +105,14 @@ class EngineHandlers:
         self.deliveries["calibration"].start(args, progress)
 
 
-def _camera_status(feed: Feed, state: CameraState) -> Result:
-    return {
-        "camera": feed.name,
-        "up": feed.is_up,
-        "lost": feed.lost or None,
-        "fidelity": asdict(state.fidelity),
-        "fidelity_hour": state.fidelity_hour.as_dict(),
-        "accuracy": feed.accuracy.estimate.as_dict(),
-        "drift": asdict(state.drift) if state.drift else None,
-        "view": (state.view.trouble or "good") if feed.is_up else None,  # unknown while there are no frames
-    }
+@dataclass(frozen=True)
+class StatusHandler:
+    """The command `status`. take: returns the board as of now."""
+
+    take: Callable[[], BoardSnapshot]
+
+    def status(self, _args: StatusArgs, _progress: CommandProgress) -> Result:
+        return status_of(self.take()).as_result()
 
 
 def _busy(found: str, expected: str, remedy: str) -> CommandError:

@@ -1,4 +1,4 @@
-"""The daemon's metrics for Prometheus, read at the moment of the scrape.
+"""The daemon's metrics for Prometheus, of its newest snapshot at the moment of the scrape.
 
 Names follow https://prometheus.io/docs/practices/naming/: base units, `_total` for counters, `_info` for
 metrics without a value. Counters whose labels are known begin at 0: the first increase is seen, too.
@@ -6,7 +6,7 @@ metrics without a value. Counters whose labels are known begin at 0: the first i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import (
     GaugeMetricFamily,
@@ -19,13 +19,12 @@ from prometheus_client.registry import Collector
 
 from agent.common.metrics import MetricsAddress, MetricsServer, counters, gauges
 from agent.config import Config
-from agent.control.executor import Executor
 from agent.control.reasons import explain
+from agent.control.snapshot import BoardSnapshot, CameraSnapshot
 from agent.core.causes import REFUSED
 from agent.core.kinds import Trigger
 from agent.core.state import JobState
 from agent.monitoring.camera_monitor import CameraStates
-from agent.serving.pipeline import Feed
 from agent.system.board import health
 from agent.uplink.link import MqttLink
 from agent.uplink.reporter import EventCounts
@@ -49,24 +48,27 @@ class DaemonMetrics(Collector):
     """
 
     def __init__(self) -> None:
-        self._source: tuple[Executor, MqttLink | None, Mapping[_Key, float]] | None = None
+        self._source: tuple[Callable[[], BoardSnapshot], MqttLink | None, Mapping[_Key, float]] | None = None
 
-    def set_source(self, executor: Executor, link: MqttLink | None) -> None:
-        """Take all further metrics from this run of the daemon; the run before has ended."""
+    def set_source(self, newest: Callable[[], BoardSnapshot], link: MqttLink | None) -> None:
+        """Take all further metrics from this run of the daemon; the run before has ended.
+
+        newest: Returns the run's newest snapshot, in any thread.
+        """
         carried: dict[_Key, float] = {}
         if self._source is not None:
             before, _, carried_before = self._source
-            for family in _continued(_of_run(before), carried_before):
+            for family in _continued(_of_run(before()), carried_before):
                 if _is_counted(family):
                     carried.update({_key(name, labels): value for name, labels, value, *_ in family.samples})
-        self._source = executor, link, carried
+        self._source = newest, link, carried
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         if self._source is None:
             return
-        executor, link, carried = self._source
-        yield from _continued(_of_run(executor), carried)
+        newest, link, carried = self._source
+        yield from _continued(_of_run(newest()), carried)
         yield from _mqtt(link)
         yield from _board(health())
 
@@ -79,14 +81,12 @@ def serve_metrics(config: Config, metrics: DaemonMetrics) -> MetricsServer:
     return MetricsServer(address, {"program": "run", "backend": config.backend}, metrics)
 
 
-def _of_run(executor: Executor) -> Iterator[Metric]:
-    pipeline = executor.pipeline
-    states = pipeline.observer.states()
-    yield from _frames(pipeline.feeds)
-    yield from _quality({camera: state for camera, state in states.items() if not state.outage})
-    yield from _view(states)
-    yield from _work(executor, states)
-    yield from _events(executor.reporter.counts, list(pipeline.feeds))
+def _of_run(board: BoardSnapshot) -> Iterator[Metric]:
+    yield from _frames(board.cameras)
+    yield from _quality({camera: state for camera, state in board.states.items() if not state.outage})
+    yield from _view(board.states)
+    yield from _work(board)
+    yield from _events(board.counts, board.cameras)
 
 
 def _continued(families: Iterable[Metric], carried: Mapping[_Key, float]) -> Iterator[Metric]:
@@ -113,9 +113,9 @@ def _key(name: str, labels: Mapping[str, str]) -> _Key:
     return name, tuple(sorted(labels.items()))
 
 
-def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
-    loops = {camera: feed.run_meter.totals() for camera, feed in feeds.items()}
-    there = {(camera,): feed.is_up for camera, feed in feeds.items()}
+def _frames(cameras: Mapping[str, CameraSnapshot]) -> Iterator[Metric]:
+    loops = {name: camera.totals for name, camera in cameras.items()}
+    there = {(name,): camera.is_up for name, camera in cameras.items()}
     yield gauges("tared_camera_up", "Whether the camera delivers frames now.", ("camera",), there)
     served = {(camera,): loop.frames for camera, loop in loops.items()}
     yield counters("tared_frames", "Frames served since the daemon began.", ("camera",), served)
@@ -125,8 +125,8 @@ def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
         "tared_frame_latency_seconds", "From a frame's arrival to its decoded result.", labels=["camera"]
     )
     for camera, loop in loops.items():
-        buckets = [(f"{bound_s:.7g}", count) for bound_s, count in loop.latency_buckets]
-        latency.add_metric([camera], [*buckets, ("+Inf", loop.frames)], loop.latency_sum_s)
+        buckets = [(f"{bound_s:.7g}", count) for bound_s, count in loop.latency.cumulative_counts()]
+        latency.add_metric([camera], [*buckets, ("+Inf", loop.frames)], loop.latency.sum_ns / 1e9)
     yield latency
 
 
@@ -163,11 +163,10 @@ def _view(states: CameraStates) -> Iterator[Metric]:
     yield GaugeMetricFamily("tared_observing_time_ratio", share, value=max(shares, default=0.0))
 
 
-def _work(executor: Executor, states: CameraStates) -> Iterator[Metric]:
-    service, job = executor.service, executor.state.job
-    engine = {"artefact": service.serving.id, "degraded": str(service.is_degraded).lower()}
+def _work(board: BoardSnapshot) -> Iterator[Metric]:
+    job, reasons = board.state.job, explain(board)
+    engine = {"artefact": board.engine, "degraded": str(board.is_degraded).lower()}
     yield InfoMetricFamily("tared_engine", "The engine in service.", engine)
-    reasons = explain(executor, states)
     degraded = {"reason": reasons.degraded} if reasons.degraded else None
     serves = "Why the float reference serves; absent while an INT8 engine does."
     yield InfoMetricFamily("tared_degraded", serves, degraded)
@@ -181,10 +180,10 @@ def _work(executor: Executor, states: CameraStates) -> Iterator[Metric]:
 
 
 def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
-    """Yield what was reported. Copies are taken first: the main thread goes on counting."""
+    """Yield what was reported."""
     ends: _Counts = {(trigger.value, end): 0 for trigger in Trigger for end in (*_ENDS.values(), _REFUSED)}
     codes: _Counts = {(_ROLLED_BACK if code.startswith("probation.") else _REFUSED, code): 0 for code in REFUSED}
-    for (trigger, step, code), count in counts.jobs.copy().items():
+    for (trigger, step, code), count in counts.jobs.items():
         if step not in _ENDS:
             continue
         end = _REFUSED if _ENDS[step] == _FAILED and code in REFUSED else _ENDS[step]
@@ -193,13 +192,11 @@ def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
             codes[end, code] = codes.get((end, code), 0) + count
     yield counters("tared_jobs", "Jobs that have ended.", ("trigger", "end"), ends)
     yield counters("tared_job_errors", "Jobs that ended without a new engine, by error.", ("end", "code"), codes)
-    alarms = dict.fromkeys(cameras, 0) | counts.alarms.copy()
+    alarms = dict.fromkeys(cameras, 0) | counts.alarms
     yield counters("tared_drift_alarms", "Drift alarms that have risen, by camera.", ("camera",), _by_one(alarms))
-    kinds = dict.fromkeys(_KINDS, 0) | counts.events.copy()
+    kinds = dict.fromkeys(_KINDS, 0) | counts.events
     yield counters("tared_events", "Events that were reported, by kind.", ("kind",), _by_one(kinds))
-    yield counters(
-        "tared_errors", "Errors that the daemon has survived, by code.", ("code",), _by_one(counts.errors.copy())
-    )
+    yield counters("tared_errors", "Errors that the daemon has survived, by code.", ("code",), _by_one(counts.errors))
 
 
 def _by_one(counts: Mapping[str, int]) -> _Counts:

@@ -23,7 +23,7 @@ from agent.common.http.addresses import is_loopback
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.control.executor import Executor
+from agent.control.snapshot import BoardSnapshot
 from agent.control.summary import RunSummary
 from agent.core.kinds import Trigger
 from agent.daemon.review import Panel, read_labels, review
@@ -133,7 +133,7 @@ def _run(
                 unused_plan,
                 preview,
             )
-            set_metrics_source(supervisor.executor, link)
+            set_metrics_source(lambda: supervisor.newest, link)
             return supervisor.run()
 
         summary = serve()
@@ -284,7 +284,7 @@ def _open_link(
 
 
 @contextmanager
-def _open_metrics(config: Config) -> Iterator[Callable[[Executor, MqttLink | None], None]]:
+def _open_metrics(config: Config) -> Iterator[Callable[[Callable[[], BoardSnapshot], MqttLink | None], None]]:
     """Yield `DaemonMetrics.set_source`; without metrics.port nothing is loaded, and nothing happens."""
     if config.metrics.port is None:
         yield lambda *_: None

@@ -29,19 +29,19 @@ from agent.contract.events import Part
 from agent.contract.messages import Birth
 from agent.control.executor import Executor
 from agent.control.reasons import explain
-from agent.control.summary import CameraSummary, RunSummary
+from agent.control.snapshot import BoardSnapshot, take_snapshot
+from agent.control.summary import RunSummary
 from agent.core import facts as fact
 from agent.core.kinds import Trigger
-from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload, set_log_level
+from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload, StatusHandler, set_log_level
 from agent.daemon.inbox import CommandInbox
-from agent.daemon.status import StatusReporter
+from agent.daemon.status import complete, history_rows, labelled_accuracy, progress_line, telemetry_of
 from agent.jobs.recovery import CrashRecovery
 from agent.labelling.sampling import FrameSampler
 from agent.labelling.store import LabelStore
 from agent.models.engine_service import EngineService
 from agent.models.model import Model
 from agent.models.model_watch import ModelWatch
-from agent.monitoring.camera_monitor import CameraStates, least_faithful
 from agent.monitoring.history import History
 from agent.results.preview import Preview
 from agent.results.writer import ResultsWriter
@@ -104,6 +104,8 @@ class Supervisor:
     """One run of the daemon.
 
     Everything in here, and in Executor, happens in the thread that calls `run`; other threads hand it functions.
+
+    newest: The newest snapshot, for any thread.
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class Supervisor:
                 show,
             )
             preview.permit(config.privacy.preview)
-        self._status = StatusReporter(self.executor, results)
+        self.newest = take_snapshot(self.executor, results, preview)
         self._history = History(
             config.state_dir, lambda error: reporter.error(error, part="history"), self._pipeline.is_live
         )
@@ -281,9 +283,10 @@ class Supervisor:
         }
         handlers = bind(
             lambda: settings.config,
-            EngineHandlers(self.executor, deliveries, self._preview),
+            EngineHandlers(self.executor, deliveries),
             BoardHandlers(settings, self._pipeline, link, self._stop, self.executor.watch.policies.show, self._clock),
             HistogramUpload(self._service, link, run_in_main_thread),
+            StatusHandler(self._refresh),
         )
         receivers = [*deliveries.values()]
         return CommandInbox(link, handlers, settings, receivers, self._labels, authority, self._reporter, self._clock)
@@ -342,21 +345,27 @@ class Supervisor:
             self._pinged = self._pipeline.pulse
             notify_service_manager("WATCHDOG=1")
         with self._reporting.may_fail():  # what only reports ends nothing
-            self._report(self._pipeline.observer.states(), bar)
+            self._report(bar)
 
-    def _report(self, states: CameraStates, bar: Task) -> None:
+    def _report(self, bar: Task) -> None:
         """Report the state wherever it is shown."""
-        if self._pipeline.served and self._history.is_due(self._pipeline.last_ts):
-            self._history.add(self._pipeline.last_ts, self._status.history(states))
-        reasons = explain(self.executor, states)
+        is_due = self._telemetry.due(self._clock.monotonic_s())
+        board = self._refresh(for_telemetry=is_due)
+        if board.totals.frames and self._history.is_due(board.last_ts):
+            self._history.add(board.last_ts, history_rows(board))
+        reasons = explain(board)
         if self._link is not None:
-            self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)
-        line = self._status.progress_line(states, self._built_percent)
-        bar.update(self._pipeline.served, line)
-        if self._telemetry.due(self._clock.monotonic_s()):
-            cameras, labelled = self._status.telemetry(states), self._status.labelled()
-            preview = self._preview.as_dict() if self._preview is not None else {}
-            self._reporter.telemetry(cameras, self._results_dropped, reasons.as_dict(), preview, labelled)
+            self._link.set_state("degraded" if board.is_degraded else "online", reasons.sentence)
+        bar.update(board.totals.frames, progress_line(board, self._built_percent))
+        if is_due:
+            labelled = labelled_accuracy(board)
+            self._reporter.telemetry(
+                telemetry_of(board), board.results_dropped, reasons.as_dict(), board.preview, labelled
+            )
+
+    def _refresh(self, for_telemetry: bool = False) -> BoardSnapshot:
+        self.newest = take_snapshot(self.executor, self._results, self._preview, for_telemetry=for_telemetry)
+        return self.newest
 
     def _goes_on_without_frames(self) -> bool:
         """Return True while a job needs no more frames; one that collects makes do with those of a recording."""
@@ -366,28 +375,11 @@ class Supervisor:
         return job is not None and job.child_since_s is not None
 
     def _summarise(self, summary: RunSummary) -> RunSummary:
-        """Fill in what the frames have shown. With several cameras, fidelity is that of the least faithful one."""
-        states, monitors = self._pipeline.observer.states(), self._pipeline.observer.monitors
-        cameras = {
-            name: CameraSummary(feed.run_meter.sample(), states[name].fidelity, feed.labelled)
-            for name, feed in self._pipeline.feeds.items()
-        }
-        camera = least_faithful(states)
-        summary.loop, summary.last_ts = self._pipeline.run_meter.sample(), self._pipeline.last_ts
-        summary.fidelity, summary.fidelity_since = states[camera].fidelity, states[camera].fidelity_since
-        summary.fidelity_history = monitors[camera].history()
-        summary.live_accuracy = cameras[camera].live_accuracy
-        summary.cameras = cameras if len(cameras) > 1 else {}
-        summary.stopped_by = self._stop_reason
-        reasons = explain(self.executor, states)
-        summary.degraded, summary.held_back = reasons.degraded, reasons.held_back
-        summary.jobs = self.executor.jobs
-        summary.results_dropped = self._results_dropped
+        board = self._refresh()
+        complete(summary, board)
+        summary.fidelity_history = self._pipeline.observer.monitors[board.least_faithful].history()
+        summary.stopped_by, summary.jobs = self._stop_reason, self.executor.jobs
         return summary
-
-    @property
-    def _results_dropped(self) -> Mapping[str, int]:
-        return self._results.dropped if self._results is not None else {}
 
     def _apply_labels(self) -> None:
         """Apply recorded labels to the frames answered since the last call, and report labels that were refused."""
@@ -406,6 +398,8 @@ class Supervisor:
     def _wait_for_reference(self, bar: Task) -> bool:
         """Called while a recording waits for its observer; False gives up."""
         self._receive()
+        with self._reporting.may_fail():
+            self._refresh()
         bar.update(self._built_percent, "reference")
         return not self._stop_reason
 

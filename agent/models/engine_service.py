@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class EngineService:
         """True while the reference serves."""
         return self.calibration is None
 
-    @property
+    @cached_property
     def precision_origin(self) -> str:
         """Fingerprint of the configured plan and precision rules, with which the planning of jobs begins."""
         rules = self.model.spec.precision.model_dump(mode="json")

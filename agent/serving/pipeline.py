@@ -26,7 +26,6 @@ from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import LiveAccuracy
 from agent.monitoring.audit import AuditEvidence, FrameAuditor, Mismatch, ReferenceAudit
-from agent.monitoring.estimates import Estimate
 from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
 from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
@@ -68,7 +67,7 @@ class Feed:
     """One camera of the pipeline.
 
     meter: Sampled for telemetry.
-    run_meter: Sampled once, for the summary.
+    run_meter: Counts from the start of the run.
     accuracy: Scores the labels of this camera's frames.
     newest: The latest answer.
     lost: Code of the error for which the camera is away, as on_change reports it; else empty.
@@ -124,12 +123,6 @@ class Feed:
         """True if the thread that reads a live camera has done nothing for long: nothing in this process cures that."""
         silent_s = self._clock.monotonic_s() - self._beaten_s
         return self.is_live and self.capture.is_alive() and silent_s > _HANGS_S
-
-    @property
-    def labelled(self) -> Estimate | None:
-        """Accuracy by labels; None without any."""
-        estimate = self.accuracy.estimate
-        return estimate if estimate.interval.n else None
 
     def _changed(self, error: CameraError | None) -> None:
         self.lost = error.code if error is not None else ""

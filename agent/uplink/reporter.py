@@ -24,7 +24,7 @@ log = logging.getLogger(__package__)
 
 @dataclass
 class EventCounts:
-    """Counts what was reported, for metrics. The reporter's thread counts; any thread may take a copy of a counter.
+    """Counts what was reported, for metrics.
 
     Args:
         events: By kind.
@@ -48,6 +48,10 @@ class EventCounts:
             self.alarms[str(detail.get("camera"))] += 1
         if kind in ("job", "error") and "trigger" in detail and "step" in detail:
             self.jobs[str(detail["trigger"]), str(detail["step"]), code] += 1
+
+    def copy(self) -> EventCounts:
+        """Return the counts so far; later events do not change them."""
+        return EventCounts(self.events.copy(), self.errors.copy(), self.alarms.copy(), self.jobs.copy())
 
 
 class Reporter:

@@ -216,7 +216,7 @@ class Daemon:
         if state != context.drift:
             context.drift = state
             figures = context.scene.drift(engines.serving, t_s)
-            reported = {key: figures[key] for key in ("gain_db", "e_value", "clipping_share")}
+            reported = figures.model_dump(include={"gain_db", "e_value", "clipping_share"})
             kind: EventKind = "alarm" if state == "alarm" else "drift"
             detail = {"onset_ts": t_s} if state == "alarm" else {"state": state}
             self._reporter.event(kind, camera=CAMERA, capture_ts=t_s, **detail, **reported)

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import JsonValue
-
 from agent.commands.dispatcher import CarryOut, CommandProgress, Result
 from agent.commands.settings import Settings
 from agent.common.errors import AgentError, CommandError
+from agent.contract.board_status import BoardStatus, JobStatus
 from agent.contract.commands import (
     CalibrationArgs,
     CancelArgs,
@@ -24,7 +23,7 @@ from agent.contract.commands import (
     StatusArgs,
     SwitchArgs,
 )
-from agent.contract.messages import Accuracy
+from agent.contract.messages import Accuracy, Bounds, FidelityReport
 from agent.core.state import JobState
 from calibrate.threshold import parse_method
 from fleet.simulator.context import BoardContext
@@ -44,35 +43,38 @@ class SimulatedHandlers:
     restart_daemon: Callable[[], None]
 
     def status(self, _args: StatusArgs, _progress: CommandProgress) -> Result:
-        engines, t_s = self.context.engines, self.context.options.now_s()
-        fidelity = self.context.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
-        regimes: list[JsonValue] = [each.id for each in engines.other_lights.values()]
+        engines, scene, t_s = self.context.engines, self.context.scene, self.context.options.now_s()
+        fidelity = scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
+        regimes = [each.id for each in engines.other_lights.values()]
         automatic, job = self.settings.config.recalibration.automatic, engines.job
-        return {
-            "engine": engines.serving.id,
-            "degraded": False,
-            "degraded_reason": None,
-            "held_back": None,
-            "held_back_code": None,
-            "raised": False,
-            "frames": round(30.0 * t_s),
-            "camera": CAMERA,
-            "up": True,
-            "lost": None,
-            "fidelity": fidelity,
-            "fidelity_hour": fidelity,
-            "accuracy": Accuracy(estimate=0.0, low=0.0, high=1.0, n=0).model_dump(),
-            "drift": self.context.scene.drift(engines.serving, t_s),
-            "regimes": len(regimes),
-            "regime_artefacts": regimes,
-            "view": "good",
-            "observer": "observing",
-            "automatic": automatic,
-            "stopped_by": "" if automatic else "recalibration.automatic",
-            "job": {"id": job.id, "trigger": job.trigger, "state": job.state.value, "percent": job.percent}
-            if job is not None
-            else None,
-        }
+        status = BoardStatus(
+            engine=engines.serving.id,
+            backend="simulation",
+            degraded=False,
+            degraded_reason=None,
+            held_back=None,
+            held_back_code=None,
+            raised=False,
+            frames=round(30.0 * t_s),
+            camera=CAMERA,
+            up=True,
+            lost=None,
+            fidelity=Bounds(**fidelity),
+            fidelity_hour=FidelityReport(**fidelity),
+            accuracy=Accuracy(estimate=0.0, low=0.0, high=1.0, n=0, empty=0),
+            drift=scene.drift(engines.serving, t_s),
+            view="good",
+            regimes=len(regimes),
+            regime_artefacts=regimes,
+            policy=None,
+            policies={},
+            observer="observing",
+            automatic=automatic,
+            stopped_by="" if automatic else "recalibration.automatic",
+            job=JobStatus(id=job.id, trigger=job.trigger, state=job.state.value, percent=job.percent) if job else None,
+            preview=None,
+        )
+        return status.as_result()
 
     def recalibrate(self, args: RecalibrateArgs, progress: CommandProgress) -> None:
         if args.method is not None:

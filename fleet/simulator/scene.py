@@ -12,9 +12,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import JsonValue
-
 from agent.common.errors import AgentError
+from agent.contract.board_status import DriftStatus
 from agent.contract.messages import CameraTelemetry, FidelityReport, Latency, Observing
 
 CAMERA = "camera"  # the camera's name
@@ -119,22 +118,28 @@ class SimulatedScene:
             up=True,
             dropped={"slow": 1} if self._rng.random() < 0.01 else {},
             latency_ms=Latency(p50=round(p50, 2), p99=round(1.6 * p50, 2)),
-            drift=self.drift(engine, t_s),
+            drift=self.drift(engine, t_s).in_telemetry(TOLERANCE_DB),
             fidelity=fidelity,
             fidelity_hour=fidelity,
             observing=Observing(share=0.02, debt_s=0.0, state_bytes=3_000_000),
         )
 
-    def drift(self, engine: SimulatedEngine, t_s: float) -> dict[str, JsonValue]:
-        """Return the drift as telemetry and `status` report it."""
+    def drift(self, engine: SimulatedEngine, t_s: float) -> DriftStatus:
+        """Return the drift, as `status` reports it."""
         gain_db = round(self.gain_db(engine, t_s), 2)
-        return {
-            "state": drift_state(gain_db),
-            "e_value": round(10.0 ** min(gain_db, 12.0), 1),
-            "gain_db": gain_db,
-            "serving_db": gain_db,
-            "clipping_share": 0.1,
-        }
+        return DriftStatus(
+            judged=True,
+            gain_db=gain_db,
+            serving_db=gain_db,
+            clipping_share=0.1,
+            e_value=round(10.0 ** min(gain_db, 12.0), 1),
+            state=drift_state(gain_db),
+            onset_ts=None,
+            switch_to="",
+            closely=False,
+            gains_db={engine.id: gain_db},
+            gain=None,
+        )
 
 
 def drift_state(gain_db: float) -> str:

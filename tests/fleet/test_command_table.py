@@ -21,7 +21,7 @@ from agent.common.errors import CommandError
 from agent.config import Config, load_config
 from agent.contract.commands import OPS, Op, StatusArgs
 from agent.contract.messages import Birth
-from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload
+from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramUpload, StatusHandler
 from agent.daemon.supervisor import Supervisor
 from agent.models.model import open_model
 from agent.state.store import StateStore
@@ -30,7 +30,7 @@ from agent.vision.spec import ModelSpec
 from engines.registry import open_backend
 from fleet.simulator.handlers import SimulatedHandlers, Unsimulated
 
-BOARD = (EngineHandlers, BoardHandlers, HistogramUpload)
+BOARD = (EngineHandlers, BoardHandlers, HistogramUpload, StatusHandler)
 CONFIG = Config(model=ModelSpec(path=Path("model.onnx"), task="raw"), camera=CameraConfig(source="v4l2:/dev/video0"))
 OPEN = CONFIG.model_copy(update={"privacy": CONFIG.privacy.model_copy(update={"snapshot": True, "histograms": True})})
 

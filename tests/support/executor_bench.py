@@ -23,11 +23,13 @@ from unexpected import unexpected
 from agent.commands.dispatcher import CommandProgress
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
+from agent.common.latency import LoopMeter
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.contract.messages import Birth
 from agent.control.executor import Executor
+from agent.control.snapshot import BoardSnapshot, take_snapshot
 from agent.core import facts as fact
 from agent.core.kinds import RaisedPrecision
 from agent.daemon.handlers import EngineHandlers
@@ -36,7 +38,8 @@ from agent.jobs.job import JobJournal
 from agent.models.build import build_artefact
 from agent.models.engine_service import EngineService
 from agent.models.model import calibrate, open_model
-from agent.monitoring.camera_monitor import CameraState
+from agent.monitoring.accuracy import LiveAccuracy
+from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.serving.pipeline import Pipeline
 from agent.serving.trial import AnswerRecord, TrialEvents
 from agent.uplink.reporter import Reporter
@@ -99,6 +102,12 @@ class Loop:
         return True
 
 
+def still_feed() -> SimpleNamespace:
+    """A camera that is there, and of which no frame was answered."""
+    meters = {"meter": LoopMeter(), "run_meter": LoopMeter()}
+    return SimpleNamespace(last_ts=0.0, is_up=True, lost="", accuracy=LiveAccuracy(None), **meters)
+
+
 def frame_path() -> dict[str, Any]:
     """Return the parts of a pipeline that an engine swap uses."""
     loop = Loop()
@@ -107,6 +116,8 @@ def frame_path() -> dict[str, Any]:
         "start_trial": loop.start_trial,
         "record": AnswerRecord(live=True),
         "dropped": Counter(),
+        "feeds": {"camera": still_feed()},
+        "run_meter": LoopMeter(),
         "error": None,
         "mismatch": None,
         "open_mismatch": None,
@@ -171,6 +182,16 @@ def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
         store.promote(artefact)
     service.start(unexpected).close()
     return service, artefacts
+
+
+def snapshot_of(executor: Executor, states: CameraStates) -> BoardSnapshot:
+    """Return the board while its observer has found this."""
+    observer = cast(Any, executor.pipeline.observer)
+    before, observer.states = observer.states, lambda: states
+    try:
+        return take_snapshot(executor)
+    finally:
+        observer.states = before
 
 
 def ask(at: Desk, command: str, frames: int | None = None) -> bool:

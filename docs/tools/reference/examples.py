@@ -9,10 +9,12 @@ from typing import Any
 from pydantic import BaseModel, JsonValue
 
 from agent.commands.dispatcher import parse_command
+from agent.contract.board_status import BoardStatus, DriftStatus
 from agent.contract.commands import OPS, Command, CommandResult, Desired, Failure, Labels, Release, Reported
 from agent.contract.events import EventKind
 from agent.contract.histograms import ChunkHead, Facts
 from agent.contract.messages import (
+    Accuracy,
     Ack,
     Birth,
     Bounds,
@@ -70,6 +72,48 @@ def _strict(model: type[BaseModel], content: dict[str, Any]) -> str:
     return as_json(content)
 
 
+_DRIFT = DriftStatus(
+    judged=True,
+    gain_db=0.3,
+    serving_db=0.3,
+    clipping_share=0.1,
+    e_value=1.0,
+    state="calm",
+    onset_ts=None,
+    switch_to="",
+    closely=False,
+    gains_db={_ENGINE: 0.3},
+    gain=None,
+)
+_STATUS = BoardStatus(
+    camera="street",
+    up=True,
+    lost=None,
+    fidelity=Bounds(estimate=0.96, low=0.93, high=0.98, n=412),
+    fidelity_hour=FidelityReport(estimate=0.97, low=0.91, high=0.99, n=138, empty=9),
+    accuracy=Accuracy(estimate=0.0, low=0.0, high=1.0, n=0, empty=0),
+    drift=_DRIFT,
+    view="good",
+    engine=_ENGINE,
+    backend="tensorrt",
+    degraded=False,
+    degraded_reason=None,
+    held_back=None,
+    held_back_code=None,
+    raised=False,
+    frames=107892,
+    regimes=2,
+    regime_artefacts=[_ENGINE, _NEWER],
+    policy=None,
+    policies={},
+    observer="observing",
+    automatic=True,
+    stopped_by="",
+    job=None,
+    preview=None,
+)
+
+
 def _camera() -> CameraTelemetry:
     return CameraTelemetry(
         fps=29.97,
@@ -77,15 +121,7 @@ def _camera() -> CameraTelemetry:
         dropped={"overwritten": 3},
         latency_ms=Latency(p50=11.8, p99=14.2),
         published_ms=Latency(p50=12.6, p99=15.9),
-        drift={
-            "state": "calm",
-            "e_value": 1.0,
-            "gain_db": 0.3,
-            "serving_db": 0.3,
-            "clipping_share": 0.1,
-            "gain": None,
-            "tolerance_db": 3.0,
-        },
+        drift=_DRIFT.in_telemetry(3.0),
         fidelity=FidelityReport(estimate=0.96, low=0.93, high=0.98, n=412, empty=31),
         fidelity_hour=FidelityReport(estimate=0.97, low=0.91, high=0.99, n=138, empty=9),
         observing=Observing(share=0.019, debt_s=0.0, state_bytes=5242880, audited=12),
@@ -142,6 +178,7 @@ DOCUMENTS: Mapping[type[BaseModel], Callable[[], str]] = {
             ),
         )
     ),
+    BoardStatus: lambda: _written(_STATUS),
     Command: lambda: command_example("recalibrate"),
     Desired: lambda: _strict(
         Desired, {"version": 1795322774000, "values": {"log_level": "debug"}, "to": _TO, "expires": TS + 86400.0}

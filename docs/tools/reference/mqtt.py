@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from agent.contract.board_status import BoardStatus, CameraStatus, DriftStatus, JobStatus, PreviewStatus
 from agent.contract.commands import (
     OPS,
     Command,
@@ -72,6 +73,11 @@ _SHOWN: dict[str, tuple[type[BaseModel], ...]] = {
         Reported,
         CommandResult,
         Failure,
+        BoardStatus,
+        CameraStatus,
+        DriftStatus,
+        JobStatus,
+        PreviewStatus,
     ),
     "To the board": (Command, Desired, Release, Labels, LabelledBox, RunLengths, Ack),
     "Histograms": (ChunkHead, Facts),
@@ -164,6 +170,8 @@ def _command(op: str, links: dict[str, str]) -> Iterator[str]:
     more = summary(arguments_type)[1:]
     yield paragraph(_meaning(op))
     yield from (paragraph(prose(each)) for each in more)
+    if (result := OPS[op].result) is not None:
+        yield f"Result: a document {links[result.__name__]}."
     if arguments_type.model_fields:
         rows = _argument_rows(arguments_type, links)
         yield table(("Argument", "Type", "Range", "Default", "Meaning"), rows)

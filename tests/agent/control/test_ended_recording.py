@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from executor_bench import snapshot_of
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 
 from agent.collection.collection import SharedCollection
@@ -55,7 +56,7 @@ def test_too_few_for_a_verdict_end_with_the_recording(
     (record,) = collecting.journal.records()
     assert record.error is not None
     assert (record.state.value, record.error.code) == ("FAILED", "recalibration.frames")
-    why = explain(collecting.executor, {"camera": collecting.state}).degraded
+    why = explain(snapshot_of(collecting.executor, {"camera": collecting.state})).degraded
     assert "the recording has ended" in why
     assert "camera.loop: true" in why
 

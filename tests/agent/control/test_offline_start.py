@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from executor_bench import snapshot_of
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 from unexpected import unexpected
 
@@ -62,7 +63,7 @@ class Board:
 
     @property
     def degraded(self) -> str:
-        return explain(self.executor, self.states).degraded
+        return explain(snapshot_of(self.executor, self.states)).degraded
 
     @property
     def errors(self) -> list[str]:

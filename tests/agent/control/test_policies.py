@@ -66,21 +66,21 @@ def test_a_policy_is_kept_over_restarts_taken_over_and_removed(kept: Kept) -> No
     assert kept.policies.summary("night") == {**whole, "masks": 1}
     kept.set(artefact="day", like="night")
     kept.set(score_threshold=0.5)
-    assert kept.policies.summaries() == {"night": {"score_threshold": 0.5}, "day": {**whole, "masks": 1}}
+    assert kept.policies.summaries == {"night": {"score_threshold": 0.5}, "day": {**whole, "masks": 1}}
     kept.set(clear=True)
-    assert [*kept.open().summaries()] == ["day"]
+    assert [*kept.open().summaries] == ["day"]
     assert kept.policies.keep_only({"night"})
-    assert (kept.open().summaries(), kept.policies.keep_only(set()), kept.errors) == ({}, False, [])
+    assert (kept.open().summaries, kept.policies.keep_only(set()), kept.errors) == ({}, False, [])
 
 
 @pytest.mark.parametrize("policy", ["{", "[]", '{"score_threshold": 7}', '{"classes": ["person"]}'])
 def test_a_damaged_policy_is_reported_and_costs_no_more_than_the_policies(kept: Kept, policy: str) -> None:
     kept.state.replace({"policies": [("night", policy)]})
-    assert kept.open().summaries() == {}
+    assert kept.open().summaries == {}
     assert [error.code for error in kept.errors] == ["state.damaged"]
     assert "set them again with the command policy" in str(kept.errors[0])
     kept.set(score_threshold=0.4)
-    assert [*kept.open().summaries()] == ["night"]
+    assert [*kept.open().summaries] == ["night"]
 
 
 def test_an_engine_built_in_place_of_another_has_its_policy(kept: Kept) -> None:
@@ -178,4 +178,4 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
     policies.set(PolicyArgs(artefact="0" * 16, score_threshold=0.5))
     at.executor.state = replace(at.executor.state, is_untidy=True)
     at.tick()
-    assert [*policies.summaries()] == [at.raised.id]
+    assert [*policies.summaries] == [at.raised.id]

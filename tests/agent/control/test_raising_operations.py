@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from executor_bench import Desk, desk
+from executor_bench import Desk, desk, snapshot_of
 from kept import kept_in, spoil
 
 from agent.common.errors import AgentError
@@ -112,7 +112,7 @@ def test_status_says_so_where_no_plan_helps_any_more(desk: Callable[..., Desk]) 
     at.tick()
     at.finish(JobOutcome(error=AgentError("precision.exhausted", "", "", "")))
     at.tick()
-    reasons = explain(at.executor, {"camera": at.state})
+    reasons = explain(snapshot_of(at.executor, {"camera": at.state}))
     assert reasons.code == "precision.exhausted"
     recalibration = at.executor.config.recalibration.model_copy(update={"max_loss": 0.2})
     at.executor.configure(at.executor.config.model_copy(update={"recalibration": recalibration}))

@@ -1,25 +1,19 @@
-"""Why the board is degraded, and what keeps a job from starting: the same sentence in each place where people look."""
+"""Why the board is degraded, and what keeps a job from starting."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from device import carry_out
-from executor_bench import roll_back_often
+from executor_bench import roll_back_often, snapshot_of
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 
 from agent.collection.collection import SharedCollection
 from agent.common.errors import AgentError
-from agent.contract.commands import CommandResult, StatusArgs
 from agent.control.reasons import Reasons, explain
-from agent.daemon.handlers import EngineHandlers
-from agent.daemon.prometheus import DaemonMetrics
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
-from agent.monitoring.camera_monitor import CameraState
 
 __all__ = ["job_desk", "two_engines"]  # fixtures
 
@@ -46,7 +40,7 @@ class Board:
         states = {"camera": replace(self.state, **changes)}
         for _ in range(times):
             self.executor.tick(states)
-        return explain(self.executor, states)
+        return explain(snapshot_of(self.executor, states))
 
     def end_job(self, error: AgentError) -> None:
         self.look()
@@ -119,36 +113,3 @@ def test_a_job_that_waits_for_headroom_or_for_something_to_see_is_named(
     reasons = board.look()
     assert reasons.code == "headroom"
     assert "300" not in reasons.degraded  # a figure that changes each second would be published each second
-
-
-def test_each_place_shows_the_same_sentence(board: Board) -> None:
-    board.degrade()
-    board.end_job(FULL)
-    why = board.look()
-    pipeline = cast(Any, board.executor.pipeline)
-    states: dict[str, CameraState] = {"camera": board.state}
-    pipeline.observer.states = lambda: states
-    pipeline.served, pipeline.feeds = 0, {"camera": _feed()}
-    answers: list[CommandResult] = []
-    carry_out(EngineHandlers(board.executor), "status", StatusArgs(), answers.append)
-    status = answers[-1].result
-    assert status is not None
-    assert status["degraded_reason"] == why.degraded
-    assert (status["held_back"], status["held_back_code"]) == (why.held_back, why.code)
-    exporter = DaemonMetrics()
-    exporter.set_source(board.executor, None)
-    samples = {sample.name: sample.labels for metric in exporter.collect() for sample in metric.samples}
-    assert samples["tared_degraded_info"] == {"reason": why.degraded}
-    assert samples["tared_job_held_back_info"] == {"code": why.code, "reason": why.held_back}
-
-
-def _feed() -> SimpleNamespace:
-    totals = SimpleNamespace(frames=0, dropped={}, latency_buckets=[], latency_sum_s=0.0)
-    estimate = SimpleNamespace(as_dict=dict)
-    return SimpleNamespace(
-        name="camera",
-        is_up=True,
-        lost="",
-        accuracy=SimpleNamespace(estimate=estimate),
-        run_meter=SimpleNamespace(totals=lambda: totals),
-    )

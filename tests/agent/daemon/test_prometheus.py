@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
 import pytest
 from brokers import RealBroker, Watcher
-from executor_bench import Desk, desk
 from prometheus_client.core import Metric
 from prometheus_values import scrape
 from promtool import Fixed, metrics_server, promtool
+from raising_world import config_of, observer_state
+from snapshots import a_board
 from worlds import World
 
 from agent.common.latency import LoopMeter
@@ -22,8 +23,6 @@ from agent.daemon import prometheus
 from agent.daemon.prometheus import DaemonMetrics
 from agent.uplink.reporter import EventCounts
 from calibrate.statistics.evidence import Interval
-
-__all__ = ["desk"]  # the fixture
 
 
 @pytest.mark.trial
@@ -43,34 +42,32 @@ def _samples(families: list[Metric], name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_values_are_those_of_the_state(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
-    at = desk()
-    assert at.state.drift is not None
-    state = replace(at.state, drift=replace(at.state.drift, state="warning"), fidelity=Interval(0.9, 0.75, 0.95, 40))
-    states, metrics = {"gate": state, "yard": replace(state, outage="observer.thread")}, DaemonMetrics()
-    monkeypatch.setattr(at.executor.pipeline.observer, "states", lambda: states)
-    monkeypatch.setattr(at.executor.pipeline, "feeds", {}, raising=False)
-    metrics.set_source(at.executor, None)
+def test_values_are_those_of_the_newest_snapshot() -> None:
+    drift = observer_state(config_of(), drift="warning")
+    state = replace(drift, fidelity=Interval(0.9, 0.75, 0.95, 40))
+    boards = [a_board(gate=state, yard=replace(state, outage="observer.thread"))]
+    metrics = DaemonMetrics()
+    metrics.set_source(lambda: boards[-1], None)
     families = list(metrics.collect())
     assert _samples(families, "tared_mqtt_connected") == {(): 0.0}
     assert not _samples(families, "tared_mqtt_outbox_bytes")
     outbox = SimpleNamespace(oldest_s=1.5, size_bytes=2048)
     for connected in (False, True):
         link = SimpleNamespace(connected=connected, drops={"outbox": 2}, outbox=outbox)
-        metrics.set_source(at.executor, cast(Any, link))
+        metrics.set_source(lambda: boards[-1], cast(Any, link))
         families = list(metrics.collect())
         assert _samples(families, "tared_mqtt_connected") == {(): float(connected)}
     assert _samples(families, "tared_mqtt_outbox_oldest_seconds") == {(): 1.5}
     assert _samples(families, "tared_mqtt_outbox_bytes") == {(): 2048.0}
     assert _samples(families, "tared_mqtt_dropped_messages_total") == {("outbox",): 2}
-    assert _samples(families, "tared_engine_info") == {(at.int8.id, "false"): 1.0}
+    assert _samples(families, "tared_engine_info") == {("3f9a2c71d0e4b586", "false"): 1.0}
     fidelity = {("gate", "estimate"): 0.9, ("gate", "low"): 0.75, ("gate", "high"): 0.95}
     assert _samples(families, "tared_fidelity_ratio") == fidelity, "nothing is known of a camera that is not observed"
-    drift = {("gate", "calm"): 0.0, ("gate", "warning"): 1.0, ("gate", "alarm"): 0.0}
-    assert _samples(families, "tared_drift_state") == drift
+    drifts = {("gate", "calm"): 0.0, ("gate", "warning"): 1.0, ("gate", "alarm"): 0.0}
+    assert _samples(families, "tared_drift_state") == drifts
     assert _samples(families, "tared_observer_up") == {("gate",): 1.0, ("yard",): 0.0}
-    at.service.calibration = None
-    assert _samples(list(metrics.collect()), "tared_engine_info") == {(at.int8.id, "true"): 1.0}
+    boards.append(replace(boards[-1], is_degraded=True))
+    assert _samples(list(metrics.collect()), "tared_engine_info") == {("3f9a2c71d0e4b586", "true"): 1.0}
 
 
 def test_jobs_are_counted_by_trigger_end_and_code() -> None:
@@ -103,15 +100,15 @@ def test_jobs_are_counted_by_trigger_end_and_code() -> None:
         promtool("check", "metrics", content=scrape(server._address.port))
 
 
-def test_counters_go_on_over_a_change_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus, "_of_run", lambda run: prometheus._events(run.counts, ["camera"]))
+def test_counters_go_on_over_a_change_of_the_model() -> None:
     metrics = DaemonMetrics()
-    for _ in range(3):
-        run = SimpleNamespace(counts=EventCounts())
-        metrics.set_source(cast(Any, run), None)
+    for last in (False, False, True):
+        run = a_board()
+        metrics.set_source(partial(lambda board: board, run), None)
         run.counts.note("alarm", {"camera": "camera"})
-    run.counts.note("error", {"code": "state.write"})
-    metrics.set_source(cast(Any, SimpleNamespace(counts=EventCounts())), None)
+        if last:
+            run.counts.note("error", {"code": "state.write"})
+    metrics.set_source(a_board, None)
     families = list(metrics.collect())
     assert _samples(families, "tared_drift_alarms_total") == {("camera",): 3}
     assert _samples(families, "tared_events_total")["alarm",] == 3
@@ -124,7 +121,7 @@ def test_totals_do_not_begin_anew() -> None:
         meter.record(latency_ns)
     for _ in range(2):
         totals = meter.totals()
-        assert (totals.frames, totals.dropped, totals.latency_sum_s) == (3, {"stale": 3}, 0.104)
-    bounds = dict(totals.latency_buckets)
+        assert (totals.frames, totals.dropped, totals.latency.sum_ns) == (3, {"stale": 3}, 104_000_000)
+    bounds = dict(totals.latency.cumulative_counts())
     assert bounds[2.0**12 * 1e-6] == 2  # 4 ms
     assert list(bounds.values()) == sorted(bounds.values())

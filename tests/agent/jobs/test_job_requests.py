@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from device import NOW, Device, payload
@@ -19,10 +17,11 @@ from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
+from agent.control.snapshot import take_snapshot
 from agent.core import facts as fact
 from agent.core.kinds import Scheduled
 from agent.core.state import JobState
-from agent.daemon.status import StatusReporter
+from agent.daemon.status import progress_line
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import JobJournal
 from agent.jobs.recovery import CrashRecovery
@@ -75,20 +74,16 @@ def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(
 ) -> None:
     at = desk()
     assert ask(at, "c1")
-    interval = SimpleNamespace(n=0)
-    feed = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
-    cast(Any, at.executor.pipeline).feeds = {"camera": feed}
-    readings = StatusReporter(at.executor, None)
     shown = []
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
         advance(at, step, percent)
-        shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
+        shown.append(progress_line(take_snapshot(at.executor), 0).rpartition("  ")[2])
     monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "thermal zone at 80 C")
     assert at.executor.state.job is not None
     working = replace(at.executor.state.job, child_since_s=at.clock.monotonic_s())
     at.executor.state = replace(at.executor.state, job=working)
     at.tick()
-    shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
+    shown.append(progress_line(take_snapshot(at.executor), 0).rpartition("  ")[2])
     steps = [
         ("COLLECTING", 0),
         ("CALIBRATING", 40),
@@ -108,7 +103,7 @@ def test_a_step_that_cannot_follow_ends_the_job_alone(desk: Callable[..., Desk],
     assert ask(at, "c1")
     advance(at, "BUILDING", 50)
     assert at.executor.state.job is not None
-    assert at.executor.state.job.as_dict()["percent"] == 50
+    assert at.executor.state.job.percent == 50
     advance(at, step, 60)
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "recalibration.child"

@@ -47,12 +47,14 @@ KEYED_BY_DATA = {
 BY_CONTRACT = {
     "class": "labels name a class by its number or its name",
     "counts": "of COCO's run-length encoding the lengths, or their text where it is compressed",
+    "degraded": "in the answer to status whether; elsewhere why",
     "drift": "an object in telemetry; of a device in the fleet the word that --where compares",
     "fidelity": "of a run and in telemetry an estimate with its interval; of an engine and a device a number",
     "labels": "of a classifier a number or a name; of a detector boxes",
     "latency_ms": "p50 and p99, but of a plan the median alone",
     "outline": "COCO's: polygons, or an object with run lengths",
     "precision": "of an engine its type; of a class the share of detections that are right",
+    "regimes": "in a birth their ids; in the answer to status their number, beside regime_artefacts",
     "to": "the last number of a gap; the receiver of a command",
     "value": "of a key in model.yaml, with the type of that key",
 }

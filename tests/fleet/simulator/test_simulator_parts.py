@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from device import carry_out
+from places import ROOT
+from unexpected import unexpected
 
+from agent.commands.settings import Settings
 from agent.common.errors import AgentError
+from agent.contract.board_status import BoardStatus
+from agent.contract.commands import CommandResult, StatusArgs
 from agent.contract.topics import Topics
 from agent.mqtt.endpoint import Endpoint
+from agent.state.store import StateStore
 from fleet.cli.fleet import pairs
 from fleet.collector.batch import gap_for_unreadable, parse_numbered
 from fleet.simulator.board import BoardClock
 from fleet.simulator.context import BoardContext
 from fleet.simulator.daemon import Daemon
 from fleet.simulator.event_loop import Loop
+from fleet.simulator.handlers import SimulatedHandlers
 from fleet.simulator.options import BadEngines, BoardOptions, Faults, SimulationOptions, board_config, rubbish
 from fleet.simulator.scene import Drift, SimulatedEngine, SimulatedScene, drift_state
 
@@ -92,6 +101,26 @@ def test_a_daemon_sends_its_messages_late_or_twice(tmp_path: Path, faults: Fault
         times, late_s = daemon.client.draw_delivery()
         daemon.close()
     assert (times == 2, late_s > 0.0) == (faults.duplicate == 1.0, faults.delay == 1.0)
+
+
+@pytest.mark.parametrize("in_a_job", [False, True])
+def test_the_answer_to_status_has_every_key_of_the_reference(tmp_path: Path, in_a_job: bool) -> None:
+    answers: list[CommandResult] = []
+    with Loop() as loop:
+        board = context(0, tmp_path, loop)
+        settings = Settings(board.options.config, StateStore(None), lambda _: True, unexpected)
+        if in_a_job:
+            board.engines.start_job("alarm", bad=False)
+        carry_out(SimulatedHandlers(board, settings, lambda: None), "status", StatusArgs(), answers.append)
+    status = answers[-1].result
+    assert status is not None
+    assert BoardStatus.model_validate(status).as_result() == status
+    shown: dict[str, Any] = {"boardstatus": status, "camerastatus": status, "driftstatus": status["drift"]}
+    for name, document in {**shown, **({"jobstatus": status["job"]} if in_a_job else {})}.items():
+        page = (ROOT / "docs" / "reference" / "mqtt.md").read_text().split(f'<a id="{name}"></a>')[1].split("###")[0]
+        always = re.findall(r"^\| `(\w+)` \|.*?\|.*?\| always \|", page, re.MULTILINE)
+        assert always
+        assert {*always} <= document.keys()
 
 
 @pytest.mark.parametrize(
