@@ -20,7 +20,7 @@ MAP = ROOT / "docs" / "contributing" / "architecture.md"
 JOURNEYS = {
     "A frame, ": 18,
     "A calibration, ": 20,
-    "A change of engine, ": 45,
+    "A change of engine, ": 48,
     "A plan, ": 12,
     "A command, ": 20,
 }  # files at most
@@ -58,7 +58,7 @@ def defined_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_a_newcomer_sees_few_names_and_no_crowded_room() -> None:
-    assert len([path for path in (ROOT / "agent").iterdir() if not path.name.startswith("__pycache__")]) <= 26
+    assert len([path for path in (ROOT / "agent").iterdir() if not path.name.startswith("__pycache__")]) <= 27
     rooms: dict[Path, int] = defaultdict(int)
     for path in modules():
         rooms[path.parent] += path.name not in ("__init__.py", "__main__.py")

@@ -28,7 +28,7 @@ from agent.control.watch import Watch
 from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.decide import decide
-from agent.core.kinds import MergedCalibration, Requested, Trigger
+from agent.core.kinds import FleetCalibration, Requested, Trigger
 from agent.core.state import State
 from agent.jobs.fingerprints import raising_id, settings_id
 from agent.jobs.job import JobJournal
@@ -144,13 +144,13 @@ class Executor:
             return False
         return True
 
-    def facts(self, event: fact.Event, states: CameraStates | None = None) -> fact.Facts:
+    def facts(self, event: fact.Event, states: CameraStates | None = None) -> fact.BoardFacts:
         """Gather the facts as of now."""
         service, loop, observer, job = self.service, self.pipeline.loop, self.pipeline.observer, self.state.job
         cameras, on_trial = observer.states() if states is None else states, self.state.trial is not None
         is_last = isinstance(event, fact.TrialEnded)
-        looks = isinstance(event, fact.Tick) and not on_trial
-        return fact.Facts(
+        is_tick = isinstance(event, fact.Tick) and not on_trial
+        return fact.BoardFacts(
             fresh=uuid.uuid4().hex[:12],
             cameras=cameras,
             serving=service.serving.id,
@@ -162,7 +162,7 @@ class Executor:
             is_stuck=loop.is_stuck,
             path_error=self.pipeline.error,
             collected=observer.collection.counts,
-            headroom=self._workshop.headroom(job) if looks and job is not None else "",
+            headroom=self._workshop.headroom(job) if is_tick and job is not None else "",
             paused_s=self._workshop.paused_s,
             probation=self._exchange.probation(cameras, is_last) if on_trial else None,
             offline=self._offline.works(self._settings) if service.is_degraded else (),
@@ -198,7 +198,7 @@ class Executor:
     def tick(self, states: CameraStates) -> None:
         """Look at what the observer has found, and move on what is under way."""
         self.take(fact.Tick(), states)
-        self.watch.look(states, self.state)
+        self.watch.observe(states, self.state)
 
     def configure(self, config: Config) -> None:
         """Apply a configuration that differs only in the keys that `Settings` can set.
@@ -226,7 +226,7 @@ class Executor:
 
     def try_calibration(self, staged: StagedCalibration) -> None:
         """Try a calibration that a fleet has merged, in a job with fresh frames to judge it."""
-        kind = MergedCalibration(str(staged.path), staged.path.stem)
+        kind = FleetCalibration(str(staged.path), staged.path.stem)
         self.take(fact.Asked(self.ledger.expect(staged.progress), kind))
 
     def try_model(self, staged: StagedModel) -> None:

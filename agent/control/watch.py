@@ -63,7 +63,7 @@ class Watch:
         for monitor in self.pipeline.observer.monitors.values():
             monitor.config = config
 
-    def look(self, states: CameraStates, state: State) -> None:
+    def observe(self, states: CameraStates, state: State) -> None:
         """Report what the observer has noticed, learn what has proved itself, and set the pace of observing."""
         observer = self.pipeline.observer
         self._changes.report_changes(states)

@@ -69,7 +69,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportError:
     """Report an error that no job has ended with."""
 
     error: TaredError
@@ -77,7 +77,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerCommand:
     """End a command: with an error, or well."""
 
     command: str
@@ -281,8 +281,8 @@ Action: TypeAlias = (
     | Enter
     | End
     | Note
-    | Report
-    | Answer
+    | ReportError
+    | AnswerCommand
     | MakeRoom
     | Tidy
     | ForgetPolicies

@@ -22,7 +22,7 @@ from agent.core import ending, models, orders, trials, work
 from agent.core import facts as fact
 from agent.core.causes import CANCELLED
 from agent.core.due import Due, find_due, is_looping
-from agent.core.kinds import Kind, NewModel, Recall, Rollback, Scheduled, Switch, Trigger
+from agent.core.kinds import Kind, NewModel, OperatorRollback, Recall, Scheduled, Switch, Trigger
 from agent.core.state import Job, State, Unsaved
 from agent.core.turn import Turn, rollback_loop
 from agent.monitoring.view import FROZEN
@@ -43,7 +43,7 @@ class Decision:
     actions: tuple[act.Action, ...] = ()
 
 
-def decide(now: fact.Now, settings: Config, state: State, facts: fact.Facts, event: fact.Event) -> Decision:
+def decide(now: fact.Now, settings: Config, state: State, facts: fact.BoardFacts, event: fact.Event) -> Decision:
     """Return what follows from an event."""
     turn = Turn(now, settings, state, facts)
     _take(turn, event)
@@ -57,13 +57,13 @@ def _take(turn: Turn, event: fact.Event) -> None:
         case fact.Tick():
             _tick(turn)
         case fact.Asked():
-            orders.asked(turn, event)
+            orders.recalibrate(turn, event)
         case fact.AskedToCancel():
-            orders.asked_to_cancel(turn, event)
+            orders.cancel(turn, event)
         case fact.AskedToGoBack():
-            orders.asked_to_go_back(turn, event)
+            orders.go_back(turn, event)
         case fact.AskedToSwitch():
-            orders.asked_to_switch(turn, event)
+            orders.switch(turn, event)
         case fact.ModelChanged():
             models.model_changed(turn, event.content)
         case fact.ModelDelivered():
@@ -107,7 +107,7 @@ def _take(turn: Turn, event: fact.Event) -> None:
 
 def _started(turn: Turn, rolled_back: int) -> None:
     if is_looping(turn.now, turn.settings, turn.state):
-        turn.do(act.Report(rollback_loop(turn.settings)))
+        turn.do(act.ReportError(rollback_loop(turn.settings)))
     for _ in range(rolled_back):
         turn.count_rollback()
     if rolled_back:
@@ -179,7 +179,7 @@ def _report_cap(turn: Turn, due: Due) -> None:
     if due.capped is not None and not turn.state.is_cap_reported:
         turn.set(is_cap_reported=True)
         found, remedy = due.capped.found, due.capped.remedy
-        turn.do(act.Report(AgentError(due.capped.code, found, "a scene that settles", remedy)))
+        turn.do(act.ReportError(AgentError(due.capped.code, found, "a scene that settles", remedy)))
     elif turn.state.memory.restraint.is_below_cap(turn.now.monotonic_s, turn.settings.recalibration.per_day):
         turn.set(is_cap_reported=False)
 
@@ -194,7 +194,7 @@ def _begun(turn: Turn, identity: str) -> None:
         return
     turn.set(job=job, last_error=None, is_untidy=True, clears_rollbacks=False)
     _count_start(turn, job.kind)
-    if isinstance(job.kind, (Switch, Rollback)):
+    if isinstance(job.kind, (Switch, OperatorRollback)):
         trials.try_engine(turn, job, job.kind.artefact)
         return
     if isinstance(job.kind, NewModel):
@@ -210,7 +210,7 @@ def _count_start(turn: Turn, kind: Kind) -> None:
     now_s, restraint = turn.now.monotonic_s, turn.state.memory.restraint
     if isinstance(kind, Switch):
         turn.restrain(replace(restraint, switched_s=now_s))
-    elif isinstance(kind, Rollback):  # the present engine must not return by itself at once, nor be switched to
+    elif isinstance(kind, OperatorRollback):  # the present engine must not return by itself at once, nor be switched to
         if kind.lowers:
             turn.set(memory=turn.state.memory.with_raised(kind.artefact, None))
         turn.restrain(replace(restraint, failed_s=now_s))
@@ -227,7 +227,7 @@ def _count_start(turn: Turn, kind: Kind) -> None:
 def _loaded(turn: Turn, event: fact.Loaded) -> None:
     pending, job = turn.state.pending, turn.state.job
     if pending is not None and pending.id == event.job:
-        if isinstance(pending.kind, Rollback):
+        if isinstance(pending.kind, OperatorRollback):
             pending = replace(pending, kind=replace(pending.kind, lowers=event.lowers))
             turn.set(pending=pending)
         if pending.commands:
@@ -287,13 +287,13 @@ def _failed(turn: Turn, action: act.Action, error: TaredError) -> None:
     elif isinstance(action, act.Join):
         commands = action.job.commands
         turn.change_job(action.job.id, commands=commands[:-1])
-        turn.do(act.Answer(commands[-1], error))
+        turn.do(act.AnswerCommand(commands[-1], error))
     elif isinstance(action, act.MakeCurrent):
         _failed_to_save(turn, action, error)
     elif isinstance(action, act.Enter) and _is_recall(turn, action.job):
         turn.set(trial=replace(turn.state.trial, recall=None) if turn.state.trial else None)
         for command in action.job.commands:
-            turn.do(act.Answer(command, error))
+            turn.do(act.AnswerCommand(command, error))
     elif turn.state.trial is not None and isinstance(action, (act.Enter, act.StartTrial)):
         if isinstance(action, act.Enter):
             turn.do(act.DropEngine())
@@ -301,13 +301,13 @@ def _failed(turn: Turn, action: act.Action, error: TaredError) -> None:
     elif turn.state.job is not None:
         ending.give_up(turn, error)
     else:
-        turn.do(act.Report(error))
+        turn.do(act.ReportError(error))
 
 
 def _failed_to_begin(turn: Turn, job: Job, action: act.Load | act.Begin, error: TaredError) -> None:
     """There is no such job: its commands hear so, and what was due is due again later."""
     turn.set(pending=None)
-    if isinstance(job.kind, (Switch, Rollback)) and isinstance(action, act.Begin):
+    if isinstance(job.kind, (Switch, OperatorRollback)) and isinstance(action, act.Begin):
         turn.do(act.DropEngine())
     if isinstance(job.kind, NewModel) or not job.commands:
         trigger = ""
@@ -316,12 +316,12 @@ def _failed_to_begin(turn: Turn, job: Job, action: act.Load | act.Begin, error: 
             trigger = job.kind.trigger.value
         else:
             turn.set(no_start_before_s=turn.now.monotonic_s + _RETRY_S)
-        turn.do(act.Report(error, trigger))
+        turn.do(act.ReportError(error, trigger))
         if isinstance(job.kind, Switch) and isinstance(action, act.Load):
             turn.do(act.ForgetRegime(job.kind.artefact))
         return
     for command in job.commands:
-        turn.do(act.Answer(command, error))
+        turn.do(act.AnswerCommand(command, error))
 
 
 def _failed_to_save(turn: Turn, action: act.MakeCurrent, error: TaredError) -> None:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from typing import TYPE_CHECKING
 
-from agent.core.facts import Facts, Now
+from agent.core.facts import BoardFacts, Now
 from agent.core.kinds import (
-    Alarm,
+    DriftAlarm,
     FirstStart,
     Kind,
     OfflineStart,
@@ -68,7 +68,7 @@ class Due:
     capped: Hindrance | None = None
 
 
-def find_due(now: Now, settings: Config, state: State, facts: Facts) -> Due:
+def find_due(now: Now, settings: Config, state: State, facts: BoardFacts) -> Due:
     """Return the most urgent job that nothing holds back."""
     held_back: Hindrance | None = None
     capped: Hindrance | None = None
@@ -81,7 +81,7 @@ def find_due(now: Now, settings: Config, state: State, facts: Facts) -> Due:
     return Due(None, held_back, capped)
 
 
-def _wanted(now: Now, settings: Config, state: State, facts: Facts) -> Iterator[Kind]:
+def _wanted(now: Now, settings: Config, state: State, facts: BoardFacts) -> Iterator[Kind]:
     """Yield what asks for a job, the most urgent first."""
     if facts.is_degraded:
         offline = next((each for each in facts.offline if each.attempt and each.attempt not in state.vain), None)
@@ -94,7 +94,7 @@ def _wanted(now: Now, settings: Config, state: State, facts: Facts) -> Iterator[
     if state.reference_is_new:
         yield WrongReference()
     if any(map(_alarms, states)):
-        yield Alarm()
+        yield DriftAlarm()
     times = settings.recalibration.schedule
     due = scheduled(times, state.answered, now.wall_s) if judged or facts.is_degraded else ""
     if due:
@@ -105,7 +105,7 @@ def _wanted(now: Now, settings: Config, state: State, facts: Facts) -> Iterator[
         yield RaisedPrecision(rung, low.settled.interval.estimate, facts.serving)
 
 
-def _hindrance(kind: Kind, now: Now, settings: Config, state: State, facts: Facts) -> Hindrance | None:
+def _hindrance(kind: Kind, now: Now, settings: Config, state: State, facts: BoardFacts) -> Hindrance | None:
     """Return what holds this kind back; None where it may start."""
     is_first, states = facts.is_degraded and kind.trigger is Trigger.FIRST_START, facts.cameras.values()
     if not settings.recalibration.automatic and not is_first:
@@ -115,7 +115,7 @@ def _hindrance(kind: Kind, now: Now, settings: Config, state: State, facts: Fact
         return outage
     if not any(not each.outage and each.view.trouble != FROZEN for each in states):
         return _trouble(states)
-    if isinstance(kind, (FirstStart, Alarm)) and (vain := _refused_before(state, facts)) is not None:
+    if isinstance(kind, (FirstStart, DriftAlarm)) and (vain := _refused_before(state, facts)) is not None:
         return vain
     if isinstance(kind, RaisedPrecision) and not kind.rung:
         found = f"fidelity is low, and the plans that raise the precision of {facts.serving} were tried, or taken back"
@@ -124,7 +124,7 @@ def _hindrance(kind: Kind, now: Now, settings: Config, state: State, facts: Fact
     return (
         _pause(now, settings, state)
         or (_too_soon(now, settings, state) if isinstance(kind, Switch) else None)
-        or (_unseen(facts) if isinstance(kind, Alarm) else None)
+        or (_unseen(facts) if isinstance(kind, DriftAlarm) else None)
         or (_cap(kind, now, settings, state) if not isinstance(kind, Switch) else None)
     )
 
@@ -161,7 +161,7 @@ def _too_soon(now: Now, settings: Config, state: State) -> Hindrance | None:
     return Hindrance("regimes.cooldown", "regimes were switched a moment ago", f"wait {pause_s:g} s")
 
 
-def _unseen(facts: Facts) -> Hindrance | None:
+def _unseen(facts: BoardFacts) -> Hindrance | None:
     """Return the hindrance of an alarm that only views raise which show nothing."""
     alarming = list(filter(_alarms, facts.cameras.values()))
     return None if any(shows_scene(each, facts) for each in alarming) else _trouble(alarming)
@@ -175,7 +175,7 @@ def _cap(kind: Kind, now: Now, settings: Config, state: State) -> Hindrance | No
     return Hindrance(CAP, found, "check the scene, or raise recalibration.per_day")
 
 
-def _refused_before(state: State, facts: Facts) -> Hindrance | None:
+def _refused_before(state: State, facts: BoardFacts) -> Hindrance | None:
     """Return a hindrance if a job was refused, and neither the settings nor what the cameras show has changed."""
     refusal = state.refusal(facts.settings)
     if refusal is None:
@@ -212,7 +212,7 @@ def _trouble(states: Iterable[CameraState]) -> Hindrance:
     return Hindrance(f"view.{trouble}", f"the view is {trouble}", remedy)
 
 
-def shows_scene(camera: CameraState, facts: Facts) -> bool:
+def shows_scene(camera: CameraState, facts: BoardFacts) -> bool:
     """Return False while the view is in trouble, which no scales cure, but only somebody at the camera.
 
     A covered lens shows nothing, whatever a classifier makes of it. A dark street with detected cars counts.

@@ -1,6 +1,6 @@
 """Facts: what has happened, and how things are at that moment.
 
-The executor gathers them. An *event* is one thing that has happened; `Facts` shows the board beside it.
+The executor gathers them. An *event* is one thing that has happened; `BoardFacts` shows the board beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agent.common.errors import AgentError
     from agent.contract.commands import SwitchArgs
     from agent.core.actions import Action
-    from agent.core.kinds import MergedCalibration, Requested
+    from agent.core.kinds import FleetCalibration, Requested
     from agent.core.state import Attempt
     from agent.monitoring.camera_monitor import CameraStates
     from agent.validation.verdict import Verdict
@@ -51,7 +51,7 @@ class ProbationNow:
 
 
 @dataclass(frozen=True)
-class Facts:
+class BoardFacts:
     """The board at the moment of a decision.
 
     Args:
@@ -109,7 +109,7 @@ class Asked:
     """The operator asks for a recalibration, or a fleet's calibration has come. command: its id."""
 
     command: str
-    kind: Requested | MergedCalibration
+    kind: Requested | FleetCalibration
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class OfflineStart(Kind):
 
 
 @dataclass(frozen=True)
-class Alarm(Kind):
+class DriftAlarm(Kind):
     """The scene has left the calibration behind."""
 
     trigger = Trigger.ALARM
@@ -153,7 +153,7 @@ class Requested(Kind):
 
 
 @dataclass(frozen=True)
-class MergedCalibration(Kind):
+class FleetCalibration(Kind):
     """A calibration that a fleet has merged. file: where it lies."""
 
     file: str
@@ -207,7 +207,7 @@ class Switch(Kind):
 
 
 @dataclass(frozen=True)
-class Rollback(Kind):
+class OperatorRollback(Kind):
     """The operator goes back to the previous engine. lowers: it leaves fewer layers float than the present one."""
 
     artefact: str
@@ -222,7 +222,7 @@ class Rollback(Kind):
 
 
 @dataclass(frozen=True)
-class Recall(Rollback):
+class Recall(OperatorRollback):
     """The operator goes back from a candidate on probation. artefact: the one in service, which serves again.
 
     It is a job beside the one that it ends: a restarted daemon, which receives the command again, does not go back a

@@ -45,7 +45,7 @@ def drop_model(turn: Turn, reason: str) -> bool:
     turn.set(model=None)
     turn.do(act.DropModel(model.command))
     error = AgentError(CANCELLED, reason, "a delivery that may run to its end", "send the command again")
-    turn.do(act.Answer(model.command, error))
+    turn.do(act.AnswerCommand(model.command, error))
     return True
 
 

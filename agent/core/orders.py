@@ -6,14 +6,14 @@ from agent.common.errors import CommandError
 from agent.core import actions as act
 from agent.core import ending, models, trials
 from agent.core import facts as fact
-from agent.core.kinds import Recall, Requested, Rollback, Switch
+from agent.core.kinds import OperatorRollback, Recall, Requested, Switch
 from agent.core.state import JOINABLE
 from agent.core.turn import Turn
 
 _OPERATOR = "the operator cancels it"
 
 
-def asked(turn: Turn, event: fact.Asked) -> None:
+def recalibrate(turn: Turn, event: fact.Asked) -> None:
     job, command = turn.state.job, event.command
     if isinstance(event.kind, Requested):
         outage = next(iter(turn.facts.cameras.values())).outage
@@ -33,7 +33,7 @@ def asked(turn: Turn, event: fact.Asked) -> None:
         turn.refuse(command, "command.busy", found, expected, remedy)
 
 
-def asked_to_cancel(turn: Turn, event: fact.AskedToCancel) -> None:
+def cancel(turn: Turn, event: fact.AskedToCancel) -> None:
     if turn.is_working:
         ending.abandon(turn, _OPERATOR)
         turn.pause_jobs()  # its trigger may still hold
@@ -44,28 +44,28 @@ def asked_to_cancel(turn: Turn, event: fact.AskedToCancel) -> None:
             expected = "a job, a delivery or a probation"
             turn.refuse(event.command, "command.nothing", "no running job", expected, "ask for the status first")
         return
-    turn.do(act.Answer(event.command))
+    turn.do(act.AnswerCommand(event.command))
 
 
-def asked_to_go_back(turn: Turn, event: fact.AskedToGoBack) -> None:
+def go_back(turn: Turn, event: fact.AskedToGoBack) -> None:
     command = event.command
     if trials.can_recall(turn):
         turn.begin(Recall(turn.facts.serving), (command,))
     elif not refuses_swap(turn, command) and not refuses_stuck(turn, command):
         if event.previous:
-            turn.load(Rollback(event.previous), (command,))
+            turn.load(OperatorRollback(event.previous), (command,))
             return
         expected = "an engine that served before the present one"
         turn.refuse(command, "command.rollback", "no previous engine", expected, "recalibrate instead")
 
 
-def asked_to_switch(turn: Turn, event: fact.AskedToSwitch) -> None:
+def switch(turn: Turn, event: fact.AskedToSwitch) -> None:
     if refuses_swap(turn, event.command) or refuses_stuck(turn, event.command):
         return
     try:
         event.args.check(turn.facts.serving, turn.facts.known)
     except CommandError as error:
-        turn.do(act.Answer(event.command, error))
+        turn.do(act.AnswerCommand(event.command, error))
         return
     turn.load(Switch(event.args.regime, by_command=True), (event.command,))
 

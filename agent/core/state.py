@@ -192,7 +192,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Trial:
+class EngineTrial:
     """The engine of the running job, which is on trial.
 
     Args:
@@ -276,7 +276,7 @@ class State:
     job: Job | None = None
     pending: Job | None = None
     compared: str = ""
-    trial: Trial | None = None
+    trial: EngineTrial | None = None
     unsaved: Unsaved | None = None
     model: ModelToTry | None = None
     needs_new_run: bool = False

@@ -10,13 +10,13 @@ from agent.core import ending
 from agent.core import facts as fact
 from agent.core.causes import RECALLED, Cause, cause_of
 from agent.core.kinds import NewModel
-from agent.core.state import Job, JobState, Trial
+from agent.core.state import EngineTrial, Job, JobState
 from agent.core.turn import Turn
 
 
 def try_engine(turn: Turn, job: Job, artefact: str) -> None:
     """Hand the engine to the frame path, once it is journaled that it may serve."""
-    turn.set(trial=Trial(artefact))
+    turn.set(trial=EngineTrial(artefact))
     turn.enter(JobState.PROBATION, job.percent, artefact)
     turn.do(act.StartTrial(turn.job))
 

@@ -14,8 +14,8 @@ from agent.common.errors import AgentError, CommandError
 from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.due import ROLLBACK_LOOP, is_looping
-from agent.core.kinds import Kind, Rollback, Switch
-from agent.core.state import WORK, Job, JobState, Restraint, State, Trial
+from agent.core.kinds import Kind, OperatorRollback, Switch
+from agent.core.state import WORK, EngineTrial, Job, JobState, Restraint, State
 
 if TYPE_CHECKING:
     from agent.config import Config
@@ -28,7 +28,7 @@ class Turn:
     now: fact.Now
     settings: Config
     state: State
-    facts: fact.Facts
+    facts: fact.BoardFacts
     actions: list[act.Action] = field(default_factory=list)
 
     @property
@@ -99,7 +99,7 @@ class Turn:
         looped = is_looping(self.now, self.settings, self.state)
         self.restrain(self.state.memory.restraint.rolled_back(self.now.monotonic_s))
         if is_looping(self.now, self.settings, self.state) and not looped:
-            self.do(act.Report(rollback_loop(self.settings)))
+            self.do(act.ReportError(rollback_loop(self.settings)))
 
     @property
     def comparison(self) -> act.CompareWithRefused:
@@ -114,7 +114,7 @@ class Turn:
             self.set(compared=self.facts.settings)
             self.do(self.comparison)
 
-    def on_trial(self, identity: str) -> tuple[Job | None, Trial | None, fact.ProbationNow | None]:
+    def on_trial(self, identity: str) -> tuple[Job | None, EngineTrial | None, fact.ProbationNow | None]:
         """Return the job of this id with its trial; of a model that was kept, nothing changes any more."""
         job = self.state.job
         if job is None or job.id != identity or self.state.needs_new_run:
@@ -132,14 +132,14 @@ class Turn:
         self.set(pending=job)
         self.do(act.Begin(job))
 
-    def load(self, kind: Switch | Rollback, commands: tuple[str, ...] = ()) -> None:
+    def load(self, kind: Switch | OperatorRollback, commands: tuple[str, ...] = ()) -> None:
         """Load an engine that has served before; `Loaded` follows, and only then the job begins."""
         job = Job(self.facts.fresh, kind, self.now.monotonic_s, commands)
         self.set(pending=job)
         self.do(act.Load(job, kind.artefact))
 
     def refuse(self, command: str, code: str, found: str, expected: str, remedy: str) -> None:
-        self.do(act.Answer(command, CommandError(code, found, expected, remedy)))
+        self.do(act.AnswerCommand(command, CommandError(code, found, expected, remedy)))
 
 
 def rollback_loop(settings: Config) -> AgentError:

@@ -10,7 +10,7 @@ from agent.core import actions as act
 from agent.core import ending
 from agent.core import facts as fact
 from agent.core.causes import UNSERVABLE, Cause, cause_of
-from agent.core.kinds import MergedCalibration, NewModel, OfflineStart, RaisedPrecision, Requested, Scheduled, Trigger
+from agent.core.kinds import FleetCalibration, NewModel, OfflineStart, RaisedPrecision, Requested, Scheduled, Trigger
 from agent.core.state import JOINABLE, WORK, Job, JobState
 from agent.core.turn import Turn
 from agent.validation.verdict import MIN_INFORMATIVE
@@ -31,7 +31,7 @@ def _counts(job: Job, collected: tuple[int, int]) -> tuple[int, int]:
 def begin_collection(turn: Turn, job: Job) -> None:
     kind, calibration = job.kind, turn.settings.calibration
     frames, max_loss = calibration.frames, None
-    if isinstance(kind, (OfflineStart, MergedCalibration)):  # needed for the verdict alone
+    if isinstance(kind, (OfflineStart, FleetCalibration)):  # needed for the verdict alone
         frames = (HELD_OUT_EVERY - 1) * turn.settings.observe.held_out  # by then as many are held out
     if isinstance(kind, Requested):
         frames, max_loss = kind.frames or frames, kind.max_loss

@@ -77,7 +77,7 @@ class JobLedger:
         detail: dict[str, JsonValue] = {"artefact": action.artefact} if on_probation else {"percent": job.percent}
         level = logging.INFO if action.is_new else logging.DEBUG
         self.reporter.event("job", level, trigger=job.kind.trigger.value, step=job.state.value, **detail)
-        for command in self._told(job):
+        for command in self._open_commands(job):
             command.update(job.state.value, job.percent)
 
     def note(self, action: act.Note) -> None:
@@ -99,22 +99,22 @@ class JobLedger:
             self.reporter.error(error, trigger=trigger, step=state.value)
         if not isinstance(job.kind, Recall):
             self.ended.append(JobSummary(trigger, state.value, str(error) if error is not None else ""))
-        for command in self._told(job):
+        for command in self._open_commands(job):
             if error is None:
                 command.succeed(dict(action.result or {}))
             else:
                 command.fail(error)
 
-    def answer(self, action: act.Answer) -> None:
+    def answer_command(self, action: act.AnswerCommand) -> None:
         if action.error is None:
             self._commands[action.command].succeed()
         else:
             self._commands[action.command].fail(action.error)
 
-    def _told(self, job: Job) -> list[CommandProgress]:
+    def _open_commands(self, job: Job) -> list[CommandProgress]:
         """The commands that the job carries out, and that have not been answered by something else."""
         return [self._commands[each] for each in job.commands if each in self._commands]
 
-    def report(self, action: act.Report) -> None:
+    def report_error(self, action: act.ReportError) -> None:
         trigger = {"trigger": action.trigger} if action.trigger else {}
         self.reporter.error(action.error, **trigger)

@@ -19,7 +19,7 @@ from agent.common.errors import AgentError
 from agent.config import Config
 from agent.core import actions as act
 from agent.core import facts as fact
-from agent.core.kinds import MergedCalibration, NewModel, OfflineStart, RaisedPrecision, Requested
+from agent.core.kinds import FleetCalibration, NewModel, OfflineStart, RaisedPrecision, Requested
 from agent.core.state import Attempt, Job
 from agent.core.work import collects_enough
 from agent.jobs.child_process import JobOutcome, JobProcess
@@ -126,7 +126,7 @@ class Workshop:
         if job.kind.calibrates:
             settings = settings_id(self.config, self.service, job.frames, request.method, job.max_loss)
             attempt = Attempt(settings, Regime.from_scene(collected.histograms))
-        merged = Path(job.kind.file) if isinstance(job.kind, MergedCalibration) else None
+        merged = Path(job.kind.file) if isinstance(job.kind, FleetCalibration) else None
         self._start(job, lambda path: write_job(path, request, collected, merged))
         # Probation goes by the verdict's limit, whatever `set` makes of it meanwhile.
         self.then(fact.HandedOver(job.id, attempt, request.max_loss))

@@ -89,7 +89,7 @@ class DecidedBoard:
     def now(self) -> fact.Now:
         return fact.Now(self.monotonic_s, self.wall_s)
 
-    def look(self) -> fact.Facts:
+    def look(self) -> fact.BoardFacts:
         self.jobs += 1
         known: dict[str, Any] = {
             "fresh": f"job{self.jobs}",
@@ -101,7 +101,7 @@ class DecidedBoard:
             "collected": (10_000, 100),
             "probation": fact.ProbationNow(True, None) if self.state.trial is not None else None,
         }
-        return fact.Facts(**{**known, **self.facts})
+        return fact.BoardFacts(**{**known, **self.facts})
 
     def turn(self, seconds: float) -> None:
         self.monotonic_s += seconds

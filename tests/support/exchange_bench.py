@@ -17,7 +17,7 @@ from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult, RollbackArgs, SwitchArgs
 from agent.core import facts as fact
-from agent.core.kinds import Alarm
+from agent.core.kinds import DriftAlarm
 from agent.core.state import Job, JobState
 from agent.daemon.handlers import EngineHandlers
 from agent.monitoring.camera_monitor import CameraStates
@@ -103,7 +103,7 @@ class Bench:
         executor = self.executor
         progress = CommandProgress(f"c{len(self.journal.records())}", self.results.append)
         if kind == "alarm":
-            job = Job(f"{len(self.journal.records())}", Alarm(), self.clock.monotonic_s())
+            job = Job(f"{len(self.journal.records())}", DriftAlarm(), self.clock.monotonic_s())
             executor.state = replace(executor.state, pending=job)
             executor.journal.start(job.id, "alarm", {}, [])
             executor.journal.enter(job.id, JobState.VALIDATING)

@@ -13,17 +13,17 @@ from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.decide import decide
 from agent.core.kinds import (
-    Alarm,
+    DriftAlarm,
     FirstStart,
+    FleetCalibration,
     Kind,
-    MergedCalibration,
     NewModel,
     OfflineStart,
+    OperatorRollback,
     RaisedPrecision,
     Rebuild,
     Recall,
     Requested,
-    Rollback,
     Scheduled,
     Switch,
     WrongReference,
@@ -38,15 +38,15 @@ before anything of the state is started. [Swaps](../concepts/swaps.md) explains 
 KINDS: tuple[Kind, ...] = (
     FirstStart(),
     OfflineStart("start", "artefact", "attempt"),
-    Alarm(),
+    DriftAlarm(),
     WrongReference(),
     Scheduled("2026-01-31 03:00"),
     RaisedPrecision(1, 0.8, "day"),
     Requested(),
-    MergedCalibration("file", "file"),
+    FleetCalibration("file", "file"),
     NewModel("content"),
     Switch("night"),
-    Rollback("night"),
+    OperatorRollback("night"),
     Recall("day"),
     Rebuild("day"),
 )
@@ -113,7 +113,9 @@ def _changes(kind: Kind) -> Iterator[tuple[JobState, JobState]]:
         for event in (fact.Begun("job"), *(() if kind.is_proven else child), served, *last):
             if isinstance(event, fact.ChildAdvanced) and not at.may_become(JobState(event.step)):
                 continue  # a new model is not planned
-            facts = fact.Facts("fresh", {}, "day", collected=(10_000, 100), probation=fact.ProbationNow(False, None))
+            facts = fact.BoardFacts(
+                "fresh", {}, "day", collected=(10_000, 100), probation=fact.ProbationNow(False, None)
+            )
             decision = decide(fact.Now(1.0, 1.0), settings, replace(state, is_untidy=False), facts, event)
             state = decision.state
             for action in decision.actions:

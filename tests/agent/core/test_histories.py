@@ -15,7 +15,7 @@ from agent.common.errors import AgentError
 from agent.contract.commands import SwitchArgs
 from agent.core import actions as act
 from agent.core import facts as fact
-from agent.core.kinds import MergedCalibration, NewModel, Recall, Requested
+from agent.core.kinds import FleetCalibration, NewModel, Recall, Requested
 from agent.core.state import Job, JobState, State
 
 PER_DAY, COOLDOWN_S = 3, 600.0
@@ -55,7 +55,7 @@ class Witness:
             assert action.job.id in self.kept, "no engine becomes current that was not on trial"
         elif isinstance(action, act.End):
             self._ends(action, now_s)
-        elif isinstance(action, act.Answer):
+        elif isinstance(action, act.AnswerCommand):
             self.answers[action.command] += 1
 
     def _begins(self, job: Job, now_s: float) -> None:
@@ -169,7 +169,7 @@ def happens(walk: Walk, what: str, number: int) -> None:
         case "fails":
             walk.next_fails = MAY_FAIL[number % len(MAY_FAIL)].__name__
         case "asked":
-            kind = (Requested(), Requested(64), MergedCalibration("f", "f"))[number % 3]
+            kind = (Requested(), Requested(64), FleetCalibration("f", "f"))[number % 3]
             walk.take(fact.Asked(walk.command(), kind))
         case "cancelled":
             walk.take(fact.AskedToCancel(walk.command()))

@@ -39,7 +39,7 @@ def test_jobs_are_capped_by_the_day_and_that_is_reported_once() -> None:
         fails(board)
         begun.append(board.count(act.Begin) > before)
     assert begun == [True, True, False, False, True, False, True]
-    reported = [each.error.code for each in board.actions if isinstance(each, act.Report)]
+    reported = [each.error.code for each in board.actions if isinstance(each, act.ReportError)]
     assert reported == ["recalibration.cap"] * 2, "again after it was lifted"
 
 
@@ -80,7 +80,7 @@ def test_after_three_rollbacks_in_a_day_nothing_starts_by_itself() -> None:
         rolled_back(board)
     board.tick(2)
     assert (board.trigger, board.held_back) == ("", "recalibration.rollback_loop")
-    reported = [each.error.code for each in board.actions if isinstance(each, act.Report)]
+    reported = [each.error.code for each in board.actions if isinstance(each, act.ReportError)]
     assert reported == ["recalibration.rollback_loop"]
     assert board.take(fact.Started(0))[0] == board.actions[-1], "it is said again at each start"
     board.turn(22.5 * HOUR_S)  # the first is a day old

@@ -16,8 +16,8 @@ from agent.contract.board_status import BoardStatus, CameraStatus
 from agent.control.reasons import explain
 from agent.control.snapshot import BoardSnapshot
 from agent.control.summary import RunSummary
-from agent.core.kinds import Alarm
-from agent.core.state import Hindrance, Job, JobState, State, Trial
+from agent.core.kinds import DriftAlarm
+from agent.core.state import EngineTrial, Hindrance, Job, JobState, State
 from agent.daemon.prometheus import DaemonMetrics
 from agent.daemon.status import complete, history_rows, progress_line, status_of, telemetry_of
 from agent.monitoring.camera_monitor import CameraState
@@ -35,7 +35,7 @@ SEEN = replace(
     ),
 )
 WORSE = replace(SEEN, fidelity=Interval(0.6, 0.5, 0.7, 40), view=replace(SEEN.view, trouble="blurred"))
-JOB = Job("j1", Alarm(), 0.0, state=JobState.CALIBRATING, percent=41, waits="300 MiB of memory available")
+JOB = Job("j1", DriftAlarm(), 0.0, state=JobState.CALIBRATING, percent=41, waits="300 MiB of memory available")
 
 
 def _board(name: str) -> BoardSnapshot:
@@ -48,7 +48,7 @@ def _board(name: str) -> BoardSnapshot:
         "degraded": replace(a_board(camera=replace(SEEN, drift=None)), is_degraded=True, state=failed),
         "not observed": a_board(camera=replace(SEEN, outage="observer.thread")),
         "in a job": replace(board, state=State(job=JOB)),
-        "on probation": replace(board, state=State(job=JOB, trial=Trial("8c04be17a95d2f63", serves=True))),
+        "on probation": replace(board, state=State(job=JOB, trial=EngineTrial("8c04be17a95d2f63", serves=True))),
         "two cameras": a_board(gate=SEEN, yard=WORSE),
         "a camera away": replace(
             board, cameras={"camera": replace(board.cameras["camera"], is_up=False, lost="camera.silent")}
