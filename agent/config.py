@@ -11,12 +11,13 @@ in meaning and last in the file, since its defaults need the sections.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
@@ -42,6 +43,49 @@ from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.interface import BackendOptions
 from engines.registry import options_for
+
+log = logging.getLogger(__package__)
+
+# The keys that people set, in the order in which they do: all of what `tared init` writes, and the first page of the
+# reference. The others have defaults that fit nearly every board.
+FIRST_KEYS = (
+    "model",
+    "camera.source",
+    "camera.name",
+    "camera.decoder",
+    "camera.width",
+    "camera.height",
+    "camera.region",
+    "camera.masks",
+    "cameras",
+    "backend",
+    "state_dir",
+    "mqtt.host",
+    "mqtt.port",
+    "mqtt.username",
+    "mqtt.password_file",
+    "mqtt.tls",
+    "mqtt.fleet",
+    "mqtt.device",
+    "mqtt.home_assistant.enabled",
+    "results.file",
+    "results.socket",
+    "results.mqtt_per_s",
+    "preview.address",
+    "privacy.preview",
+    "privacy.snapshot",
+    "metrics.port",
+    "commands.operator_keys",
+    "recalibration.max_loss",
+    "recalibration.automatic",
+    "plan",
+)
+
+# Keys of 0.2.0 that have no effect any more, and the value that counts instead.
+REMOVED_KEYS: Mapping[str, str] = {
+    "recalibration.headroom.temperature_limit_c": "the kernel's limit of each zone counts, or 85 C on a Jetson",
+    "regimes.fidelity": "0.8 counts, or 1 - recalibration.max_loss where that is less",
+}
 
 
 class CommandsConfig(Strict):
@@ -181,7 +225,6 @@ class RegimesConfig(Strict):
 
     most: int = Field(default=5, ge=1, le=32)
     dwell_s: Finite = Field(default=600.0, gt=0.0)
-    fidelity: float = Field(default=0.8, ge=0.0, le=1.0)
     switch_db: float = Field(default=1.5, gt=0.0, lt=12.0)
     cooldown_s: Finite = Field(default=120.0, ge=0.0)
 
@@ -191,7 +234,7 @@ class HeadroomConfig(Strict):
 
     memory_bytes: int | None = Field(default=2**29, ge=0)
     temperature_margin_c: Annotated[Finite, Field(ge=0.0, le=100.0)] | None = 10.0
-    temperature_limit_c: Annotated[Finite, Field(ge=30.0, le=150.0)] | None = 85.0
+    temperature_limit_c: ClassVar[float] = 85.0  # a Jetson's zone without a limit of the kernel has this one
     power_share: Annotated[Finite, Field(gt=0.0, le=10.0)] | None = 0.9
     throttling: bool = True
     max_delay_s: Annotated[Finite, Field(ge=0.0)] | None = 1800.0
@@ -338,13 +381,37 @@ class Config(Strict):
         return options_for(self.state_dir, threads or self.threads, self.dla, self.observe.reference)
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of config.yaml without REMOVED_KEYS; those found are logged.
+
+    Raises ConfigError as `read_yaml`.
+    """
+    content = dict(read_yaml(path))
+    for key, instead in REMOVED_KEYS.items():
+        if _remove(content, key.split(".")):
+            log.warning("%s: %s is ignored: %s; remove the key", path, key, instead)
+    return content
+
+
+def _remove(content: dict[str, Any], names: list[str]) -> bool:
+    """Take out a key, without a change to the sections that others may hold; return whether it was there."""
+    name, *inner = names
+    if not inner:
+        return content.pop(name, content) is not content
+    section = content.get(name)
+    if not isinstance(section, Mapping):
+        return False
+    content[name] = dict(section)
+    return _remove(content[name], inner)
+
+
 def check_config(path: Path) -> Config:
     """Read config.yaml as `load_config`, and report together with its errors what the start of a daemon would find.
 
     That is a model spec or model that is not there, and keys that do not fit a camera's kind of source.
     Raises ConfigError that lists every error at once.
     """
-    content = dict(read_yaml(path))
+    content = _read(path)
     base = path.resolve().parent
     errors: list[str] = []
     if isinstance(content.get("model"), str):
@@ -384,7 +451,7 @@ def load_config(path: Path) -> Config:
 
     `model` is a model spec or the path of a MODEL.yaml. Raises ConfigError that lists every error at once.
     """
-    content = dict(read_yaml(path))
+    content = _read(path)
     base = path.resolve().parent
     model = content.get("model")
     if isinstance(model, str):

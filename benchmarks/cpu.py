@@ -37,11 +37,11 @@ import yaml
 
 from agent.camera.reader import read_spread
 from agent.camera.source import parse_source
+from agent.cli.benchmark import AS_WRITTEN, FLOAT, PLAIN, PLANNED, Entry, run_benchmark
 from agent.collection.collection import CalibrationSet
 from agent.common.console import say
 from agent.models.build import build_int8
 from agent.models.model import calibrate, open_model
-from agent.planning.benchmark import AS_WRITTEN, FLOAT, PLAIN, PLANNED, Entry, run_benchmark
 from agent.vision.spec import load_model_spec
 from agent.vision.task import VisionTask
 from benchmarks.daemon_process import CIFAR_TEST, CIFAR_TRAIN, COCO, model_spec

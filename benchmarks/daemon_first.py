@@ -124,7 +124,7 @@ def first_job(config: Mapping[str, Any], folder: Path) -> FirstJob:
     if artefact is None:
         return FirstJob(error, seconds, planning_s)
     manifest = artefact.manifest
-    tried = json.loads(artefact.read_file("plan.json")).get("evidence", {}).get("tried", [])
+    tried = json.loads(artefact.read_file("plan.json")).get("evidence", {}).get("candidates", [])
     loss = 1.0 - manifest["verdict"]["fidelity"]
     return FirstJob("COMMITTED", seconds, planning_s, manifest["int8_macs_share"], loss, len(tried))
 

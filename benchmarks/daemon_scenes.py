@@ -180,7 +180,7 @@ def make(model: Model, source: Path, folder: Path) -> Made:
         calibration = load_calibration(artefact.path / "calibration.json")
         plain = build_int8(model, backend, ALL_INT8, calibration, {}, silent).built.engine
         share, loss = artefact.manifest["int8_macs_share"], 1.0 - outcome.verdict.fidelity
-        plans = len(json.loads(artefact.read_file("plan.json"))["evidence"]["tried"])
+        plans = len(json.loads(artefact.read_file("plan.json"))["evidence"]["candidates"])
         return Made(artefact.read_engine(), plain, loss, share, plans)
 
 

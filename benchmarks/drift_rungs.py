@@ -247,7 +247,7 @@ class Ladder:
         channels = observe_channels(model.master, layers, tensors, self._backend, lambda *_: None)
         proposed = propose_repairs(model.master, model.placement, calibration, channels, ())
         nsr = np.array([sum(proposed.after.get(name, 0.0) for name in group.layers) for group in grouping.groups])
-        asked = WhatIf(model, calibration, tensors, self._backend)
+        asked = WhatIf(model, calibration, [tensors], self._backend)
 
         def diverge(int8: NDArray[np.bool_]) -> float:
             floats = grouping.plan(int8.tolist(), "not measured now")

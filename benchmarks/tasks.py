@@ -24,10 +24,10 @@ import numpy as np
 
 from agent.camera.reader import read_spread
 from agent.camera.source import parse_source
+from agent.cli.benchmark import FLOAT, PLAIN, PLANNED, plan_by_work
 from agent.cli.offline_runs import run_calibrate
 from agent.models.build import build_int8
 from agent.models.model import Model, open_model
-from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, plan_by_work
 from agent.planning.ladder import Scene
 from agent.vision.answer import Answer
 from agent.vision.fidelity import fidelity
@@ -128,7 +128,7 @@ def calibrated(judge: Judge, folder: Path) -> tuple[Calibration, Scene]:
         task = VisionTask(judge.opened.spec, engine.inputs, engine.outputs)
         inputs = [task.preprocess(image)[0].copy() for image in read_spread(parse_source(source), _PLANNED)]
     calibration = load_calibration(path)
-    return calibration, Scene(calibration, inputs[::2], inputs[1::2])
+    return calibration, Scene(calibration, inputs[::2], [inputs[1::2]])
 
 
 @dataclass(frozen=True)

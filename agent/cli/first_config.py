@@ -1,16 +1,21 @@
 """Write a first config.yaml and model.yaml from a camera, a model and a broker: `tared init`.
 
 It asks for the three, opens the camera and reads the model. Nothing is written before both work, and no file is
-overwritten.
+overwritten. config.yaml has the keys that people set (FIRST_KEYS of agent/config.py) and no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import command, option, print_result
@@ -22,6 +27,9 @@ if TYPE_CHECKING:  # imported when the command runs, as in offline.py
 
 EMBEDDED = "embedded"
 _CAMERA = "v4l2:/dev/video0, csi:0, rtsp://..., http://..., or a video file"
+_WIDTH = 118  # characters in a line, without the mark of a comment
+_SHORT = 200  # characters of the comment of a key
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z{]|[\w-]+:)")
 _BROKER = f"HOST or HOST:PORT of an MQTT broker, or {EMBEDDED}: one on this machine"
 
 
@@ -58,7 +66,13 @@ def _init(options: argparse.Namespace) -> int:
     if inspection is not None:
         _check_new(spec_path)
     named = spec_path if inspection is not None else model
-    text = _config_text(camera, seen, os.path.relpath(named.resolve(), folder.resolve()), spec, broker)
+    values = {
+        "model": os.path.relpath(named.resolve(), folder.resolve()),
+        "camera.source": camera.source,
+        **_broker_keys(broker),
+    }
+    notes = {"model": f"This one: {spec.path.name}, task {spec.task}.", "camera.source": f"A first frame: {seen}."}
+    text = _config_text(values, notes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if inspection is not None:
@@ -137,32 +151,53 @@ def _inspect_model(path: Path) -> tuple[ModelSpec, Any]:
     return inspection.spec(), inspection
 
 
-def _config_text(camera: CameraConfig, seen: str, model: str, spec: ModelSpec, broker: str) -> str:
+def _broker_keys(broker: str) -> dict[str, object]:
+    """Return the keys of the answer `HOST`, `HOST:PORT` or `embedded`."""
+    if broker == EMBEDDED:
+        return {}
+    host, colon, port = broker.rpartition(":")
+    return {"mqtt.host": host, "mqtt.port": int(port)} if colon and port.isdecimal() else {"mqtt.host": broker}
+
+
+def _config_text(values: Mapping[str, object], notes: Mapping[str, str]) -> str:
+    """Return a config.yaml of FIRST_KEYS, each under the first sentences that the reference says of it.
+
+    Args:
+        values: By key; the others have their defaults.
+        notes: What is to be added to the comment of a key.
+    """
+    from agent.cli.configuration import comments
+    from agent.common.bounded_yaml import load_yaml
+    from agent.config import FIRST_KEYS
     from agent.inspection.inspect import one_line_yaml
     from agent.system.service_unit import shipped_path
 
-    host, colon, port = broker.rpartition(":")
-    has_port = colon and port.isdecimal()
-    host, port_line = (host, f"  port: {port}\n") if has_port else (broker, "")
-    return f"""\
-# yaml-language-server: $schema={shipped_path("docs/schemas/config.schema.json")}
-# Written by 'tared init'. 'tared config --example' shows every key, --check checks this file.
-# Relative paths are relative to this file.
+    reference = shipped_path("config.yaml").read_text(encoding="utf-8")
+    defaults, meanings = load_yaml(reference), comments(reference)
+    lines = [
+        f"# yaml-language-server: $schema={shipped_path('docs/schemas/config.schema.json')}",
+        "# Written by 'tared init': the keys that people set. 'tared config --example' shows all.",
+        "# 'tared config --check' checks this file. Relative paths are relative to it.",
+    ]
+    sections: list[str] = []
+    shown = ""
+    for key in FIRST_KEYS:
+        *above, name = path = tuple(key.split("."))
+        if above[:1] != sections[:1] or not above:
+            lines.append("")
+        opened = (depth for depth in range(len(above)) if above[: depth + 1] != sections[: depth + 1])
+        lines += [f"{'  ' * depth}{above[depth]}:" for depth in opened]
+        sections, pad = above, "  " * len(above)
+        comment = f"{_first_sentences(meanings[path])} {notes.get(key, '')}".rstrip()
+        if comment != shown:  # neighbours may share one
+            lines += [f"{pad}# {line}" for line in wrap(comment, _WIDTH - len(pad), break_on_hyphens=False)]
+        shown = comment
+        lines.append(f"{pad}{name}: {one_line_yaml(values.get(key, reduce(getitem, path, defaults)))}")
+    return "\n".join(lines) + "\n"
 
-# {spec.path.name}, task {spec.task}. See what it gets and answers: tared check MODEL.yaml --frames SRC
-model: {one_line_yaml(model)}
 
-# The fastest of tensorrt, openvino and onnxruntime that works here.
-backend: auto
-
-camera:
-  # A first frame: {seen}.
-  source: {one_line_yaml(camera.source)}
-
-mqtt:
-  # null: an embedded broker on this machine. See also username, password_file and tls.
-  host: {"null" if broker == EMBEDDED else one_line_yaml(host)}
-{port_line}
-# Engines, jobs and what waits for the fleet. null: STATE_DIRECTORY of a systemd service, or var
-state_dir: null
-"""
+def _first_sentences(text: str) -> str:
+    """Return the first sentence of a comment, and the second where both are short."""
+    first, *rest = _SENTENCE_END.split(text)
+    both = f"{first} {rest[0]}" if rest else first
+    return both if len(both) <= _SHORT else first

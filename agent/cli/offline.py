@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from agent.cli.arguments import command, number, option, print_result, table_con
 from agent.common.errors import AgentError
 
 if TYPE_CHECKING:
+    from calibrate.plan import PrecisionPlan
     from engines.interface import Backend
 
 EXPORT_FORMATS = (  # as agent.models.export.command has them, which loads ONNX
@@ -222,34 +224,36 @@ def _plan(options: argparse.Namespace) -> int:
     """Run `tared plan`: search for a plan, or show, explain or draw one that is written already."""
     from rich.text import Text
 
-    from agent.planning.chart import draw_chart
-    from agent.planning.command import read_evidence
-    from agent.planning.report import explain, find_groups, print_plan
+    from agent.cli.plan import read_evidence
+    from agent.cli.plan_print import explain, find_groups, print_plan
 
     if options.explain is not None or options.show or options.model.suffix == ".json":
-        evidence = read_evidence(options.model)
-        result = dict(evidence)
+        plan = read_evidence(options.model)
+        result = dict(plan.evidence)
         if options.explain is not None:
-            result = {"groups": [evidence["groups"][index] for index in find_groups(evidence, options.explain)]}
+            groups = plan.evidence["groups"]
+            result = {"groups": [groups[index] for index in find_groups(plan.evidence, options.explain)]}
     else:
-        evidence, result = _search(options)
+        plan, result = _search(options)
     if options.json:
         print(json.dumps(result))
     elif options.explain is not None:
-        table_console().print(Text(explain(evidence, options.explain)))
+        table_console().print(Text(explain(plan.evidence, options.explain)))
     else:
-        print_plan(evidence, table_console(), options.all)
+        print_plan(plan, table_console(), options.all)
     if options.chart is not None:
-        draw_chart(evidence, options.chart)
+        from agent.cli.plan_chart import draw_chart
+
+        draw_chart(plan.evidence, options.chart)
     return 0
 
 
-def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Search for a plan; return its evidence, and the object that --json prints.
+def _search(options: argparse.Namespace) -> tuple[PrecisionPlan, dict[str, Any]]:
+    """Search for a plan; return it, and the object that --json prints.
 
     Raises AgentError (`cli.arguments`) without --frames or --output, and as `run_plan` does.
     """
-    from agent.planning.command import run_plan
+    from agent.cli.plan import run_plan
     from agent.planning.search import PlanOptions
     from agent.vision.registry import task_class
     from agent.vision.spec import load_model_spec
@@ -262,21 +266,20 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
     max_loss = options.max_loss
     if max_loss is None:
         max_loss = task_class(load_model_spec(options.model).task).certified_loss
-    limits = PlanOptions(max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
+    budget_s = math.inf if options.budget_s is None else options.budget_s
+    limits = PlanOptions(max_loss, options.max_confusion, budget_s, options.costs, options.seed)
     backend = _open_backend(options)
-    embedded = open_simulator(backend, options.threads)
-    plan, result = run_plan(
+    return run_plan(
         options.model,
         options.calibration,
         options.frames,
         options.output,
         backend,
-        embedded,
+        open_simulator(backend, options.threads),
         limits,
         options.dataset,
         options.classes,
     )
-    return plan.evidence, result
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -395,7 +398,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _benchmark(options: argparse.Namespace) -> int:
     """Run `tared benchmark`: time every runtime of this machine in float, in INT8 and under a plan."""
-    from agent.planning.benchmark import print_benchmark, run_benchmark
+    from agent.cli.benchmark import print_benchmark, run_benchmark
 
     result = run_benchmark(
         options.model,

@@ -81,6 +81,23 @@ _SWAPPED = {
 }
 _BACK = {"state": "`back`"}
 
+# The parts of the daemon whose errors it survives, and what works again. A part's return is the kind of its name, as
+# subscribers know it: all seven are one event with the part as its kind.
+PARTS: Mapping[Part, str] = {
+    "observer": "Frames are observed",
+    "labelling": "Frames are drawn for labelling",
+    "results": "An output of results works",
+    "report": "Telemetry is sent",
+    "commands": "Commands are received",
+    "control": "Jobs and switches are decided",
+    "answers": "Served answers are handed to the observer",
+}
+
+
+def _back(part: Part) -> Mapping[str, str]:
+    return {"output": "Name of the output, for `results`.", **_BACK} if part == "results" else _BACK
+
+
 EVENTS: Mapping[EventKind, EventFacts] = {
     "alarm": EventFacts(
         "The evidence for a recalibration has passed the limit.",
@@ -251,21 +268,13 @@ EVENTS: Mapping[EventKind, EventFacts] = {
             "trigger": "Trigger of the job that has failed.",
             "step": "FAILED or ROLLED_BACK, for a job.",
             **_CAMERA,
-            "part": "Part of the daemon that has failed: one of the kinds below, `preview`, `history` or `labels`.",
+            "part": "Part of the daemon that has failed: one [that returns](#back), `preview`, `history` or `labels`.",
             "output": "Name of the output, for results.",
             "count": "Number of labels, for `labels`.",
         },
         is_alarm=True,
     ),
-    "observer": EventFacts("Frames are observed again after an error.", _BACK),
-    "labelling": EventFacts("Frames are drawn for labelling again after an error.", _BACK),
-    "results": EventFacts(
-        "An output of results works again after an error.", {"output": "Name of the output.", **_BACK}
-    ),
-    "report": EventFacts("Telemetry is sent again after an error.", _BACK),
-    "commands": EventFacts("Commands are received again after an error.", _BACK),
-    "control": EventFacts("Jobs and switches are decided again after an error.", _BACK),
-    "answers": EventFacts("Served answers are handed to the observer again after an error.", _BACK),
+    **{part: EventFacts(f"{works} again after an error.", _back(part)) for part, works in PARTS.items()},
 }
 assert EVENTS.keys() == {kind for each in get_args(EventKind) for kind in get_args(each)}
 ALARM_KINDS = frozenset(kind for kind, facts in EVENTS.items() if facts.is_alarm)

@@ -74,7 +74,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         offline = OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
     calibration = offline.calibration if offline is not None else _calibrate(model, backend, directory, request)
     held_out = read_frames(directory / HELD_OUT)
-    scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
+    scene = Scene(calibration, read_frames(directory / SAMPLE), [held_out[MIN_INFORMATIVE::_TRIED_EVERY]])
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
     without_int8 = _without_int8(model, backend, request.serving, key)
     start = PrecisionPlan.from_json(request.start or request.plan)
@@ -85,7 +85,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     costs = KeptCosts(builder, scene.sample, runtime, lambda warning: emit({"warning": warning}))
     planning = steps.progress("PLANNING", 40, 50)
     spent = _CpuClock(request.threads)
-    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find, spent)
+    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find, clock=spent)
     only: PrecisionPlan | None = None
     if offline is not None and offline.artefact is not None:  # it was built under this plan
         only = offline.model.plan
@@ -109,7 +109,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             held_out,
             VerdictLimits(request.max_loss, request.max_slowdown, least_gain, backend.int8_must_gain),
             state,
-            {"calibration": calibration.id, "source": request.source, "ladder": ladder.report()},
+            {"calibration": calibration.id, "source": request.source, "ladder": ladder.report(plan)},
             lambda error: _end(emit, error),
             steps.progress("VALIDATING", 80, 90),
             load_float if backend.int8_must_gain else None,

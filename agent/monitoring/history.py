@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,7 +88,7 @@ class History:
             if is_again:
                 replace_files({self._path: text.encode()}, mode=_OWNER_ONLY)
             else:
-                with open(self._path, "a", encoding="utf-8", opener=partial(os.open, mode=_OWNER_ONLY)) as file:
+                with open(self._path, "a", encoding="utf-8", opener=_open_own) as file:
                     file.write(text)
             self._is_cut = False
             if self._count > _MOST_ROWS:
@@ -105,6 +104,11 @@ class History:
         kept = thinned(read_history(self._path.parent), _MOST_ROWS)
         replace_files({self._path: "".join(map(_line, kept)).encode()}, mode=_OWNER_ONLY)
         self._count = len(kept)
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file for its owner alone; a pipe in its place is an error, and does not block. Raises OSError."""
+    return os.open(path, flags | os.O_NONBLOCK, _OWNER_ONLY)
 
 
 def _ends_within_a_line(path: Path) -> bool:

@@ -22,9 +22,9 @@ from agent.monitoring.camera_monitor import CameraMonitor, CameraStates
 from agent.monitoring.drift import Regime
 from agent.state.salvage import Row
 from agent.state.store import StateStore
-from agent.vision.registry import accepted_loss
 from engines.calibration import Calibration
 
+_FAITHFUL = 0.8  # fidelity that makes a regime, unless the owner accepts less
 _STEP_S = 30.0  # most capture time that counts between two calls, which come ten times a second
 
 
@@ -150,8 +150,7 @@ class Regimes:
         serving = self._serving
         if serving is None or serving in self.store.known or serving.artefact in self._unwanted:
             return ""
-        # Of some tasks a good engine has less: what is accepted of the task may be learned.
-        least = min(self.config.regimes.fidelity, 1.0 - accepted_loss(self.config.model.task, None))
+        least = min(_FAITHFUL, 1.0 - self.config.max_loss)  # what the owner accepts may be learned
         fidelities = [state.fidelity for state in states.values()]
         is_faithful = any(each.low >= least for each in fidelities) and all(each.high >= least for each in fidelities)
         if self._dwelt_s < self.config.regimes.dwell_s or not is_faithful:

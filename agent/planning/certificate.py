@@ -1,7 +1,8 @@
 """Certify candidates: measure each on frames that the search has not used, until its loss is bounded well enough.
 
-`Terms` says what a candidate has to keep. `Tally` collects the measurements of one candidate and decides when they
-suffice. `Certifier` measures, and keeps each measurement in a journal, so that an interrupted trial goes on.
+`Terms` says what a candidate has to keep, and splits the error over the candidates. `Tally` collects the measurements
+of one candidate and decides when they suffice. `Certifier` measures, and keeps each measurement in a journal, so that
+an interrupted trial goes on.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import bisect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from statistics import fmean, median
 from typing import Any, cast
 
 import numpy as np
+from pydantic import JsonValue
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
@@ -31,18 +32,19 @@ from calibrate.statistics.loss_bound import LossBound, frames_needed
 from engines.interface import Array, Engine, Progress, silent
 
 MAX_CANDIDATES = 5
-ERROR = 0.05  # for all candidates of a search together
+ERROR = 0.05  # for all candidates of a search together: half of it for the first, half of the rest for the second, ...
 # Draws per candidate, in multiples of the fewest. Of 14 simulated candidates with half the allowed loss, all were
 # accepted by 16; of 14 with 0.7 of it, 6 by 20.
 _LIMIT = 20
 _TIMED = 50  # frames: two equal engines, medians of 50 in turn, differ by 1.5 % (one standard deviation, 2 CPU cores)
 _FASTER = 0.97  # times float's latency, at most: twice that deviation
 _WARM_UP = 5  # inferences; the first two took up to five times as long on ONNX Runtime
+_ORDER = "candidates"  # key of the journal
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The requirements on each of `candidates` candidates, which were chosen beforehand, in each of `sources` sources.
+    """The requirements on each candidate, which were chosen beforehand, in each of `sources` sources.
 
     max_loss: the highest 1 - fidelity, from 1e-4 on. max_confusion: the highest share of a class's objects that are
     served as one other class. Both are fractions in (0, 1).
@@ -50,18 +52,20 @@ class Terms:
 
     max_loss: float
     max_confusion: float
-    candidates: int = MAX_CANDIDATES
     sources: int = 1
 
-    @property
-    def error(self) -> float:
-        """The error of one candidate's bounds in one source: all bounds together hold with 1 - ERROR."""
-        return ERROR / (self.candidates * self.sources)
+    def error(self, number: int) -> float:
+        """The error of one candidate's bounds in one source, by its number from 1; all together hold with 1 - ERROR."""
+        return float(ERROR / 2**number / self.sources)
 
-    @cached_property
-    def frames_needed(self) -> int:
-        """The fewest frames of a source, with something on them, that can certify a candidate."""
-        return frames_needed(self.max_loss, self.error)
+    def frames_needed(self, number: int) -> int:
+        """The fewest frames of a source, with something on them, that can certify candidate `number`."""
+        return frames_needed(self.max_loss, self.error(number))
+
+    @property
+    def fewest_frames(self) -> int:
+        """Those that can certify the first candidate."""
+        return self.frames_needed(1)
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,11 @@ class Measurement:
 class Tally:
     """Collect a candidate's measurements, and decide on it."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.bound = LossBound(terms.error)
+    def __init__(self, terms: Terms, number: int = 1) -> None:
+        self.bound = LossBound(terms.error(number))
         self._terms = terms
+        self._error = terms.error(number)
+        self._frames_needed = terms.frames_needed(number)
         self._disagreement = Disagreement()
         self._pooled = PooledIou()
         self._empty_frames = 0
@@ -161,13 +167,13 @@ class Tally:
     @property
     def _is_futile(self) -> bool:
         """The mean itself is too high, on frames enough for it to be near the truth; a refusal need not be certain."""
-        return self.bound.n >= max(100, self._terms.frames_needed) and self.bound.mean >= self._terms.max_loss
+        return self.bound.n >= max(100, self._frames_needed) and self.bound.mean >= self._terms.max_loss
 
     @property
     def _is_hopeless(self) -> bool:
         """Too many draws; or the first are all empty, where one in _LIMIT must show something to suffice in time."""
         draws = self.bound.n + self._empty_frames
-        return draws >= (_LIMIT if self.bound.n else 1) * self._terms.frames_needed
+        return draws >= (_LIMIT if self.bound.n else 1) * self._frames_needed
 
     def result(self, spec: ModelSpec, ended: str) -> TrialResult:
         """Return the result; `ended` says why there were no more frames if the measurements decide nothing.
@@ -177,9 +183,9 @@ class Tally:
         requires.
         """
         tolerance = min(self._terms.max_loss, self._terms.max_confusion)
-        pairs = self._disagreement.confused(spec.label, tolerance, self._terms.error)
+        pairs = self._disagreement.confused(spec.label, tolerance, self._error)
         worst = pairs[0] if pairs and pairs[0].low > self._terms.max_confusion else None
-        lost = self._pooled.lost(self._least_iou, self._terms.error)
+        lost = self._pooled.lost(self._least_iou, self._error)
         latency_ms, latency_float_ms = (median(column) for column in zip(*self._latencies_ms, strict=True))
         return TrialResult(
             loss=self.bound.mean,
@@ -229,27 +235,28 @@ def check_frames(frames: RandomFrames, start: int, terms: Terms) -> None:
     if frames.count is None:
         return
     left = max(0, frames.count - start)
-    if left >= terms.frames_needed:
+    if left >= terms.fewest_frames:
         return
     limits = [thousandths / 1000 for thousandths in range(1, 1000)]
-    first = bisect.bisect_left(limits, -left, key=lambda limit: -frames_needed(limit, terms.error))
+    first = bisect.bisect_left(limits, -left, key=lambda limit: -frames_needed(limit, terms.error(1)))
     other = f", or accept --max-loss {limits[first]}, for which {left} frames suffice" if first < len(limits) else ""
     raise AgentError(
         "plan.frames",
         f"{left} frames to measure on in {frames.source.shown}, beside {frames.count - left} to search with",
-        f"at least {terms.frames_needed} for --max-loss {terms.max_loss:g} with 95 % confidence",
+        f"at least {terms.fewest_frames} for --max-loss {terms.max_loss:g} with 95 % confidence",
         f"give more frames{other}",
     )
 
 
 @dataclass
 class Certifier:
-    """Measure the candidates of one search in one source, each on the same frames in the same random order.
+    """Measure the candidates of one search, each on the same frames of every source in the same random order.
 
-    All measurements are kept in the journal. An interrupted trial replays them without an engine, and goes on.
+    All measurements are kept in the journal. An interrupted trial replays them without an engine, and goes on. The
+    journal has the order of the candidates, too: the error of each follows from its place in it.
 
     Args:
-        start: The first place in the random order; earlier frames were used to choose the candidates.
+        sources: Each with the first place in its random order; earlier frames were used to choose the candidates.
         reference: Its answers are the truth; an Observer will do.
         float_engine: The engine to be faster than.
         deadline: Whether the time is up; then a trial ends after the frame that it has measured.
@@ -259,65 +266,80 @@ class Certifier:
 
     spec: ModelSpec
     terms: Terms
-    frames: RandomFrames
-    start: int
+    sources: Sequence[tuple[RandomFrames, int]]
     reference: Engine
     float_engine: Engine
     journal: Journal
     progress: Progress = silent
     deadline: Callable[[], bool] = lambda: False
     clock: Clock = SYSTEM_CLOCK
-    _truths: dict[int, Answer] = field(default_factory=dict, init=False)  # by index of the frame
-    _tried: set[str] = field(default_factory=set, init=False)
+    _truths: dict[tuple[int, int], Answer] = field(default_factory=dict, init=False)  # by source and index of the frame
 
     def __post_init__(self) -> None:
-        check_frames(self.frames, self.start, self.terms)
+        for frames, start in self.sources:
+            check_frames(frames, start, self.terms)
         self._task = VisionTask(self.spec, self.reference.inputs, self.reference.outputs)
 
-    def try_candidate(self, name: str, plan: str, engine: Engine) -> TrialResult:
-        """Measure a candidate until its loss is known well enough, the frames or the time end, or nothing more helps.
+    def number_of(self, plan: str) -> int | None:
+        """Return the place of a plan among the candidates, from 1; None for one more than the error is split over."""
+        order = cast("list[JsonValue]", self.journal.get(_ORDER) or [])
+        if plan not in order:
+            if len(order) == MAX_CANDIDATES:
+                return None
+            order = [*order, plan]
+            self.journal.put(_ORDER, order)
+        return order.index(plan) + 1
 
-        It is accepted for its loss and its confusions only: the caller judges whether it is faster.
+    def try_candidate(self, plan: str, engine: Engine) -> dict[str, TrialResult]:
+        """Measure a candidate in one source after the other, until one refuses it; return the trials by source.
 
-        Args:
-            name: The candidate's name for people.
-            plan: Identifies its plan in the journal of every run.
+        A trial ends when the loss is known well enough, the frames or the time end, or nothing more helps. It accepts a
+        candidate for its loss and its confusions only: the caller judges whether it is faster.
 
-        Raises ValueError for more plans than the terms have candidates, EngineError, CameraError and AgentError
-        (`plan.journal`).
+        plan: identifies the candidate's plan in the journal of every run; one that `number_of` knows.
+
+        Raises EngineError, CameraError and AgentError (`plan.journal`).
         """
-        self._tried.add(plan)
-        if len(self._tried) > self.terms.candidates:
-            raise ValueError(f"the error is split over {self.terms.candidates} candidates, and '{name}' is one more")
-        tally = Tally(self.terms)
-        with closing(self._measurements(plan, engine)) as measurements:
-            for measurement in measurements:
-                tally.add(measurement)
-                doing = f"{name}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
-                self.progress(min(1.0, tally.bound.n / self.terms.frames_needed), doing)
-                if tally.is_decided:
-                    break
-        return tally.result(self.spec, "the time was up" if self.deadline() else "there were no more frames")
+        number = self.number_of(plan)
+        if number is None:
+            raise ValueError(f"the error is split over {MAX_CANDIDATES} candidates, and '{plan}' is one more")
+        trials: dict[str, TrialResult] = {}
+        for place, (frames, _) in enumerate(self.sources):
+            name = f"candidate {number}" + (f" in {frames.source.shown}" if len(self.sources) > 1 else "")
+            tally, needed = Tally(self.terms, number), self.terms.frames_needed(number)
+            with closing(self._measurements(plan, place, engine)) as measurements:
+                for measurement in measurements:
+                    tally.add(measurement)
+                    doing = f"{name}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
+                    self.progress(min(1.0, tally.bound.n / needed), doing)
+                    if tally.is_decided:
+                        break
+            ended = "the time was up" if self.deadline() else "there were no more frames"
+            trials[frames.source.shown] = trial = tally.result(self.spec, ended)
+            if not trial.accepted:
+                break
+        return trials
 
-    def _measurements(self, plan: str, engine: Engine) -> Generator[Measurement, None, None]:
+    def _measurements(self, plan: str, place: int, engine: Engine) -> Generator[Measurement, None, None]:
         """Yield the measurements in the journal, then at least one new one, until the time is up."""
-        known_frames = 0
-        while (known := self.journal.get(_key(plan, known_frames))) is not None:
+        (frames, start), known_frames = self.sources[place], 0
+        key = f"trial {plan} {place}" if place else f"trial {plan}"
+        while (known := self.journal.get(f"{key} {known_frames}")) is not None:
             yield Measurement(**cast("dict[str, Any]", known))
             known_frames += 1
-        with closing(self.frames.draw(self.start + known_frames)) as draws:
+        with closing(frames.draw(start + known_frames)) as draws:
             for number, (index, image) in enumerate(draws, known_frames):
                 tensor, _ = self._task.preprocess(image)
                 if number == known_frames and number < _TIMED:
                     for warming in (engine, self.float_engine) * _WARM_UP:
                         warming.infer(tensor)
-                measurement = self._measure(engine, number, index, tensor)
-                self.journal.put(_key(plan, number), asdict(measurement))
+                measurement = self._measure(engine, number, (place, index), tensor)
+                self.journal.put(f"{key} {number}", asdict(measurement))
                 yield measurement
                 if self.deadline():
                     return
 
-    def _measure(self, engine: Engine, number: int, index: int, tensor: Array) -> Measurement:
+    def _measure(self, engine: Engine, number: int, index: tuple[int, int], tensor: Array) -> Measurement:
         latencies_ms = None
         if number >= _TIMED:
             outputs = engine.infer(tensor)
@@ -341,7 +363,7 @@ class Certifier:
         shapes = {name: output.shape for name, output in outputs.items()}  # a number of candidates may differ
         return bool(output_faults(outputs, self.reference.infer(tensor), shapes))
 
-    def _truth(self, index: int, tensor: Array) -> Answer:
+    def _truth(self, index: tuple[int, int], tensor: Array) -> Answer:
         """Return the reference's answer. It is kept for the next candidate, unless it may be large."""
         if index in self._truths:
             return self._truths[index]
@@ -349,11 +371,6 @@ class Certifier:
         if not open_task(self.spec).has_large_answers:
             self._truths[index] = truth
         return truth
-
-
-def _key(plan: str, number: int) -> str:
-    """Return the key of a measurement in the journal, which it shares with the rest of the search."""
-    return f"trial {plan} {number}"
 
 
 def _infer_timed(engine: Engine, tensor: Array, clock: Clock) -> tuple[dict[str, Array], float]:

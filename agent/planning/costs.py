@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from agent.models.build import build_int8
 from agent.models.model import Model
+from agent.planning.what_if import Remember
 from calibrate.partition import FLOAT, FREE, INT8, Problem, fastest
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
@@ -21,8 +22,6 @@ from engines.errors import EngineError
 from engines.interface import Array, Backend, Engine, ProfiledEngine, Progress, silent
 from engines.quantise.costs import Costs, HasTime, OutOfTimeError, macs_costs, measure_costs
 from engines.quantise.fusion import Grouping
-
-Remember = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]  # returns what is known, or computes it
 
 _WORTH_IT = 0.99  # times the float engine's time: a plan that saves less saves nothing
 
@@ -102,10 +101,6 @@ class GroupCosts:
         """The relative difference below which times count as equal: their noise; more for estimates."""
         return min(max(self.costs.noise, 0.01), 0.05) if not self.why else 0.05
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return in JSON's types which costs these are, without the costs themselves."""
-        return {"source": "macs" if self.why else "measured", "why": self.why, "on": self.on, "kept": self.kept}
-
 
 def find_costs(
     grouping: Grouping,
@@ -124,18 +119,19 @@ def find_costs(
     if source == "macs":
         return GroupCosts(macs_costs(grouping), "asked for")
     costs = _measured(grouping, floats, builder, batch, remember, progress, has_time)
+    found = GroupCosts(costs, "", " ".join(builder.runtime.values()), without_int8=dict(builder.without_int8))
     if costs.source != "measured":
-        return GroupCosts(costs, costs.doubt)
+        return replace(found, why=costs.doubt)
     fixed = labels(grouping, {**floats, **builder.without_int8}, {})
     best = fastest(as_problem(grouping, costs, np.zeros(len(fixed)), fixed), np.inf).time + costs.fixed_ms
     all_float = float(costs.float_ms.sum()) + costs.fixed_ms
     if best <= _WORTH_IT * all_float:
-        return GroupCosts(costs, "")
+        return found
     all_int8 = costs.total_ms(grouping, fixed != FLOAT)
     times = f"{all_int8:.3g} ms all INT8, {all_float:.3g} ms all float"
     why = f"INT8 is not faster on this machine: {times}; so the plan is for one where it is"
     counted = replace(macs_costs(grouping), noise=costs.noise, builds=costs.builds, passes=costs.passes)
-    return GroupCosts(counted, why)
+    return replace(found, costs=counted, why=why)
 
 
 def _measured(

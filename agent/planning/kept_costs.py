@@ -70,10 +70,13 @@ class KeptCosts:
         try:
             found = find_costs(grouping, self._floats, builder, batch, remember, progress, has_time=has_time)
         except EngineError as error:
-            found, kept = GroupCosts(macs_costs(grouping), f"measuring failed: {error.found}"), False
+            on, missing = " ".join(builder.runtime.values()), dict(builder.without_int8)
+            found, kept = (
+                GroupCosts(macs_costs(grouping), f"measuring failed: {error.found}", on, False, missing),
+                False,
+            )
             self.warn(f"the costs of layers are not known: {error}")
-        on = " ".join(builder.runtime.values())
-        return replace(found, on=on, kept=kept, without_int8=dict(builder.without_int8))
+        return replace(found, kept=kept)
 
     def _file(self, grouping: Grouping, batch: Array) -> Path | None:
         identity = {

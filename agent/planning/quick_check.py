@@ -109,7 +109,7 @@ def quick_check(
         engine.differs  the engine fails, or its answers are far from those of its graph
     """
     progress(0.0, "answering in float and in INT8")
-    what_if = WhatIf(model, calibration, frames, simulator)
+    what_if = WhatIf(model, calibration, [frames], simulator)
     simulated = answers = what_if.evaluate(model.plan)
     if engine is not None:
         answers = _engine_answers(what_if, engine, simulated)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,21 @@ from engines.graph.topology import Topology
 from engines.interface import Array, Backend, Engine, Progress
 from engines.quantise.apply_plan import quantised_graph
 from engines.quantise.repairs import FAMILIES, Equalisations, Proposal, observe_channels, propose_repairs
+from engines.store.artefact import fingerprint
 
 _STATISTICS_FRAMES = 16
 _TRIED_FRAMES = 12
 _HOPELESS = 0.5  # noise to signal at a layer's output: in INT8 it would drown the effect of repairs elsewhere
 
 Frames = Sequence[Array]
-Remember = Callable[[str, Callable[[], float]], float]
+_Known = tuple[Array, Mapping[str, Array], Sequence[Answer]]  # a network input, the reference's outputs and answers
+# Returns what is known under a name, or computes it. It must be what JSON gives back.
+Remember = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]
+
+
+def remember_nothing(_: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Remember nothing."""
+    return measure()
 
 
 def outputs_divergence(served: Mapping[str, Array], reference: Mapping[str, Array]) -> float:
@@ -74,41 +82,71 @@ class WhatIfResult:
 
 
 class WhatIf:
-    """Compare plans with the reference on a few network inputs (1, C, H, W).
+    """Compare plans with the reference on a few network inputs (1, C, H, W) of each scene.
 
     model, calibration, runtime: as given. The choice of repairs reads them to propose on the same model.
     """
 
-    def __init__(self, model: Model, calibration: Calibration, frames: Frames, runtime: Backend) -> None:
+    def __init__(
+        self,
+        model: Model,
+        calibration: Calibration,
+        scenes: Sequence[Frames],
+        runtime: Backend,
+        remember: Remember = remember_nothing,
+    ) -> None:
         self.model = model
         self.calibration = calibration
         self.runtime = runtime
+        self._remember = remember
         self._kind = open_task(model.spec)
         with closing(runtime.load(model.master.SerializeToString())) as engine:
             task, *listening = (
                 VisionTask(spec, engine.inputs, engine.outputs) for spec in (model.spec, *self._kind.listening_specs)
             )
             self._task, self._listening = task, listening
-            answered = [(frame, outputs := engine.infer(frame), self._read(outputs, frame)) for frame in frames]
-        self._known = sorted(answered, key=lambda known: not _shows_something(known[2]))
-        self._any_shows = any(_shows_something(answers) for *_, answers in self._known)
+            answered = [
+                [(frame, outputs := engine.infer(frame), self._read(outputs, frame)) for frame in frames]
+                for frames in scenes
+            ]
+        self._scenes = [sorted(known, key=lambda each: not _shows_something(each[2])) for known in answered]
 
     def evaluate(self, plan: PrecisionPlan, frames: int | None = None) -> WhatIfResult:
-        """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames that show anything are first."""
+        """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames that show anything are first.
+
+        frames: of all scenes together. The loss is that in the worst scene, the divergence the mean over scenes in
+        which something is seen.
+        """
+        key = f"ask {frames} {fingerprint(plan.essence)}"
+        return WhatIfResult(**self._remember(key, lambda: asdict(self._evaluated(plan, frames))))
+
+    def _evaluated(self, plan: PrecisionPlan, frames: int | None) -> WhatIfResult:
         numbers = self.runtime.takes_unsigned, self.runtime.weight_bits
         graph = quantised_graph(self.model.master, plan, self.calibration, *numbers).graph
         with closing(self.runtime.load(graph.SerializeToString())) as engine:
             return self.compare(engine, frames)
 
     def compare(self, engine: Engine, frames: int | None = None) -> WhatIfResult:
-        """Answer the first `frames` frames, or all, with an engine of this model."""
-        divergences, losses = list[float](), list[float]()
+        """Answer the first `frames` frames, or all, with an engine of this model, as `evaluate`."""
+        of_each = None if frames is None else -(-frames // len(self._scenes))
         parts = defaultdict[str, list[float]](list)
-        for frame, expected, reference_answers in self._known[:frames]:
+        found = [self._in_scene(engine, known[:of_each], parts) for known in self._scenes]
+        divergences = [each.divergence for each in found if each.telling] or [each.divergence for each in found]
+        loss, telling = max(each.loss for each in found), sum(each.telling for each in found)
+        medians = {name: float(np.median(values)) for name, values in parts.items()}
+        return WhatIfResult(_mean(divergences), loss, telling, medians)
+
+    def _in_scene(self, engine: Engine, known: Sequence[_Known], parts: dict[str, list[float]]) -> WhatIfResult:
+        """Answer the frames of one scene. parts: collects the SQNR of each part of outputs that no decoder reads."""
+        shows = any(_shows_something(answers) for *_, answers in known)
+        divergences, losses = list[float](), list[float]()
+        for frame, expected, reference_answers in known:
             outputs = engine.infer(frame)
-            divergence = self._divergence(outputs, frame, expected, reference_answers)
-            if divergence is not None:
-                divergences.append(divergence)
+            if not shows:
+                divergences.append(outputs_divergence(outputs, expected))
+            else:
+                divergence = self._kind.divergence(self._read(outputs, frame), reference_answers)
+                divergences += [] if divergence is None else [divergence]
             served, reference = (self._task.answer(each, frame) for each in (outputs, expected))
             agreement = fidelity(served, reference)
             for name, sqnr_db in served.sqnr_by_part(reference).items():
@@ -116,24 +154,11 @@ class WhatIf:
             finite = all(np.isfinite(output).all() for output in outputs.values())
             if not (agreement.is_empty and finite):
                 losses.append(1.0 - agreement.value if finite else 1.0)
-        medians = {name: float(np.median(values)) for name, values in parts.items()}
-        return WhatIfResult(_mean(divergences), _mean(losses), len(losses), medians)
+        return WhatIfResult(_mean(divergences), _mean(losses), len(losses))
 
     def _read(self, outputs: Mapping[str, Array], frame: Array) -> Sequence[Answer]:
         """Return the answers that the task compares."""
         return [task.answer(outputs, frame) for task in self._listening]
-
-    def _divergence(
-        self,
-        outputs: Mapping[str, Array],
-        frame: Array,
-        expected: Mapping[str, Array],
-        reference: Sequence[Answer],
-    ) -> float | None:
-        """Compare answers if the task does and the frames show anything, else the outputs."""
-        if not self._any_shows:
-            return outputs_divergence(outputs, expected)
-        return self._kind.divergence(self._read(outputs, frame), reference)
 
 
 def _shows_something(answers: Sequence[Answer]) -> bool:
@@ -159,13 +184,10 @@ class RepairChoice:
     tried: Mapping[str, Mapping[str, Any]]
 
 
-def choose_repairs(what_if: WhatIf, frames: Frames, remember: Remember, progress: Progress) -> RepairChoice:
+def choose_repairs(what_if: WhatIf, frames: Frames, progress: Progress) -> RepairChoice:
     """Propose repairs from the channels that the frames show, and try each kind by leaving it out.
 
-    Args:
-        what_if: Has the frames that try.
-        frames: Those that propose.
-        remember: Returns the number of a name, which it computes if it is not known.
+    what_if: has the frames that try. frames: those that propose.
     """
     model, runtime = what_if.model, what_if.runtime
     topology = Topology(model.master)
@@ -193,7 +215,7 @@ def choose_repairs(what_if: WhatIf, frames: Frames, remember: Remember, progress
         progress(0.5 + 0.5 * number / len(FAMILIES), f"trying the network without {family}")
         without = propose([other for other in kept if other != family])
         hopeless = _hopeless(proposal) & _hopeless(without)
-        better, worse = (_divergence(what_if, each, hopeless, remember) for each in (proposal, without))
+        better, worse = (_divergence(what_if, each, hopeless) for each in (proposal, without))
         tried[family] = {
             "layer_count": layers_of,
             "divergence": better,
@@ -211,8 +233,7 @@ def _hopeless(proposal: Proposal) -> frozenset[str]:
     return frozenset(layer for layer, nsr in proposal.after.items() if nsr > _HOPELESS)
 
 
-def _divergence(what_if: WhatIf, proposal: Proposal, hopeless: frozenset[str], remember: Remember) -> float:
+def _divergence(what_if: WhatIf, proposal: Proposal, hopeless: frozenset[str]) -> float:
     """Return the divergence of the network in INT8, but for the layers that neither of two proposals saves."""
     plan = PrecisionPlan({**what_if.model.plan.floats, **dict.fromkeys(hopeless, "hopeless")}, proposal.repairs)
-    key = f"repairs {' '.join(sorted(proposal.repairs.as_dict()))} without {' '.join(sorted(hopeless))}"
-    return float(remember(key, lambda: what_if.evaluate(plan, _TRIED_FRAMES).divergence))
+    return what_if.evaluate(plan, _TRIED_FRAMES).divergence

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.html.pages import Section, Table, render_report, show_bytes, show_share
-from agent.planning.report import show_ious
 from agent.reports.calibration import calibration_facts, calibration_sections
-from agent.reports.plan import plan_sections
+from agent.reports.plan import plan_sections, show_ious
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
 from engines.store.artefact import Artefact

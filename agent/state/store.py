@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Access, Database, make_room_aside, move_companions
 from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
@@ -57,7 +56,7 @@ class StateStore:
     {'a key': 5}
     """
 
-    def __init__(self, folder: Path | None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, folder: Path | None) -> None:
         """Open the file; create it, or take over the files of 0.2.0, if there is none.
 
         A disk that refuses is reported, and tried again with each transaction.
@@ -78,7 +77,6 @@ class StateStore:
             loss,
             MIGRATIONS,
             _PRAGMAS,
-            clock=clock,
             repair=self._repair,
         )
         self._memory = self._file.connect(any_thread=True) if folder is None else None
@@ -153,9 +151,7 @@ class StateStore:
         None also if the rows cannot be read, which is reported, or `parse` cannot understand them: they are damaged.
         """
         try:
-            rows = self._rows(table)
-        except RepairedError:
-            rows = self._rows(table)
+            rows = _retried(partial(self._rows, table))
         except AgentError as error:
             self._report_once("read", error)
             self._lost.setdefault(table, self.path)
@@ -169,10 +165,7 @@ class StateStore:
 
     def replace(self, contents: Mapping[str, Sequence[Row]]) -> None:
         """Replace all rows of these tables, all or nothing. Raises AgentError (`state.write`)."""
-        try:
-            self._replace(contents)
-        except RepairedError:
-            self._replace(contents)
+        _retried(partial(self._replace, contents))
 
     def write(self, table: str, rows: Sequence[Row]) -> None:
         """Replace all rows of a table; a disk that refuses is reported once."""
@@ -216,14 +209,18 @@ class StateStore:
             self._report_once("read", self._file.access_error("write", error.strerror or str(error)))
 
     def _lost_of(self, db: sqlite3.Connection) -> dict[str, Path]:
-        return {name: self._file.path.with_name(aside) for name, aside in db.execute("SELECT * FROM lost")}
+        """Return by table the file with which it was lost, of those rows that `_copy` or `take_over` has written."""
+        rows = db.execute("SELECT * FROM lost").fetchall()
+        return {name: self.path.with_name(aside) for name, aside in rows if name in TABLES and _is_name(aside)}
 
     def _make_sure_it_is_there(self, database: Database, access: Access) -> None:
         """Create a file that is not there yet; one that has gone since, or is empty, is damage."""
         path = database.path
         if not _is_missing(path):
             self._has_been_there = True
-            if is_regular(path) and path.stat().st_size == 0:
+            with database.translating_errors(access):
+                is_empty = is_regular(path) and path.stat().st_size == 0
+            if is_empty:
                 raise self._repair("it is empty")
         elif self._has_been_there:
             raise self._repair("it is gone")
@@ -283,6 +280,7 @@ class StateStore:
                 move_companions(path, aside)
                 self._put_in_place(new)
             except (AgentError, OSError) as error:
+                self._lost |= dict.fromkeys(damaged, path)
                 self._report_once("repair", self._damage(f"{path}: {found}; it cannot be repaired: {_why(error)}", ""))
                 return self._file.access_error("write", found)
             self.repairs += 1
@@ -299,9 +297,21 @@ class StateStore:
         return AgentError("state.damaged", found, expected, remedy)
 
 
+def _retried(action: Callable[[], T]) -> T:
+    """Return the result of a transaction, which is tried again where the file had to be repaired."""
+    try:
+        return action()
+    except RepairedError:
+        return action()
+
+
 def _why(error: AgentError | OSError) -> str:
     """Return the reason in words, without the name of the new file."""
     return error.found.rpartition(": ")[2] if isinstance(error, AgentError) else error.strerror or str(error)
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and Path(text).name == text
 
 
 def _is_missing(path: Path) -> bool:

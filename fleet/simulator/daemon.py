@@ -66,7 +66,7 @@ class Daemon:
             boot_id=str(uuid.UUID(int=context.rng.getrandbits(128))),
         )
         self._reporter = _Reporter(self._link, birth, clock)
-        state = StateStore(context.folder if context.on_disk else None, clock)
+        state = StateStore(context.folder if context.on_disk else None)
         state.report_to(self._reporter.error)
         self._settings = Settings(
             options.config, state, lambda _: True, lambda _: self._link.send(self._settings.reported())

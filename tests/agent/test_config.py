@@ -18,7 +18,7 @@ from worlds import SPEC
 from agent.cli.configuration import config_schema, model_example, model_schema
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
-from agent.config import Config, load_config
+from agent.config import REMOVED_KEYS, Config, load_config
 from agent.mqtt.endpoint import TlsFiles
 from agent.vision.registry import TASKS, task_class
 from fleet.cli.main import main
@@ -173,6 +173,28 @@ def refused(path: Path) -> list[str]:
 
 
 MINIMAL: dict[str, Any] = {"model": "models/net.yaml", "camera": {"source": "clip.mp4"}}
+
+
+def test_a_config_with_keys_of_an_earlier_release_is_still_valid(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    regimes, headroom = {"fidelity": 0.5, "most": 3}, {"temperature_limit_c": None}
+    content = {
+        "model": str(ROOT / "examples/street/model.yaml"),
+        "camera": {"source": "rtsp://camera"},
+        "regimes": regimes,
+        "recalibration": {"headroom": headroom},
+    }
+    path = write(folder, content)
+    assert load_config(path).regimes.most == 3
+    assert [record.getMessage().split()[1] for record in caplog.records] == list(REMOVED_KEYS)
+    caplog.clear()
+    assert main(["config", "--check", str(path)]) == 0
+    assert "is valid" in capsys.readouterr().out
+    assert len(caplog.records) == len(REMOVED_KEYS)
+    write(folder, {**content, "regimes": {"fidelity": 0.5, "faithful": 0.5}})
+    with pytest.raises(ConfigError, match=r"1 error .*\n  regimes\.faithful: unknown key"):
+        load_config(path)
 
 
 def test_relative_paths_are_relative_to_the_file_that_names_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

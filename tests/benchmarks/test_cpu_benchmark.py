@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.planning.benchmark import PLANNED, Entry
+from agent.cli.benchmark import PLANNED, Entry
 from benchmarks.cpu import beats
 
 PEER = "NNCF mixed"

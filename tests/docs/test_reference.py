@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator
 from typing import get_args
 
 import pytest
 from places import ROOT
 from pydantic import BaseModel
 
-from agent.config import Config
+from agent.config import FIRST_KEYS, Config
 from agent.contract.commands import OPS
 from agent.contract.events import EVENTS, Part
 from agent.contract.messages import Document
@@ -55,6 +56,40 @@ def test_every_key_has_a_place_and_a_meaning(page: str, schema: type[BaseModel])
     assert [row for row in rows if row.endswith("|  |")] == []
     for name in schema.model_fields:
         assert f'<a id="{anchor(name)}"></a>' in text
+
+
+def keys_of(schema: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The keys of config.yaml that hold a value, with dots."""
+    for name, field in schema.model_fields.items():
+        kinds = (field.annotation, *(() if name == "cameras" else get_args(field.annotation)))
+        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if sections and name != "model":
+            yield from keys_of(sections[0], f"{above}{name}.")
+        else:
+            yield above + name
+
+
+def test_the_page_of_keys_begins_with_those_that_people_set() -> None:
+    (first, *_) = re.findall(
+        r"(?ms)^## [^\n]*The keys that people set\n(.*?)^## ", PAGES["docs/reference/configuration.md"]
+    )
+    assert tuple(re.findall(r"(?m)^\| (?:<a id=\S+></a>)?`([\w.]+)`", first)) == FIRST_KEYS
+
+
+def test_every_key_stands_in_a_guide() -> None:
+    """By its whole name, or by its own name on a page that names its section."""
+    folders = ("start", "guides", "concepts", "fleet")
+    guides = [path.read_text(encoding="utf-8") for name in folders for path in (ROOT / "docs" / name).glob("*.md")]
+
+    def is_there(key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        alone = re.compile(rf"(?<![\w.]){name}(?:: |`)")
+        nearest = section.rpartition(".")[2]
+        return any((section and key in text) or (nearest in text and alone.search(text)) for text in guides)
+
+    keys = list(keys_of(Config))
+    assert len(keys) > 110
+    assert [key for key in keys if not is_there(key)] == []
 
 
 # ---- errors

@@ -13,9 +13,8 @@ from bench import ERROR, contents
 from plan_world import MACS, RAW, journal, plan_world, planner
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from agent.planning.report import Evidence
-from agent.planning.result import make_plan
 from agent.planning.search import PlanOptions
+from agent.reports.plan import Evidence
 from calibrate.plan import PrecisionPlan
 from fleet.cli.main import main
 
@@ -69,7 +68,7 @@ class Place:
 def search_in(world: Path, options: PlanOptions = MACS, clock: Clock = SYSTEM_CLOCK) -> tuple[PrecisionPlan, Evidence]:
     found = planner(world, options, clock=clock)
     found.run(journal(world))
-    plan = make_plan(found)
+    plan = found.plan()
     return plan, plan.evidence
 
 

@@ -18,7 +18,6 @@ def group(name: str, sensitivity: float, **changes: Any) -> dict[str, Any]:
         "nsr_db": -30.0,
         "sensitivity": sensitivity,
         "measured": False,
-        "restored": None,
         "repairs": [],
         "rule": "",
         "timed": True,
@@ -28,13 +27,12 @@ def group(name: str, sensitivity: float, **changes: Any) -> dict[str, Any]:
 
 def trial(loss: float, upper: float, **changes: Any) -> dict[str, Any]:
     """Accepted, on 140 frames, 20.1 ms against 12.2 ms in float, but for `changes`."""
-    return {
+    found = {
         "loss": loss,
         "upper": upper,
         "lower": 0.0,
         "frames": 140,
         "empty_frames": 3,
-        "by_source": {},
         "latency_ms": 20.1,
         "latency_float_ms": 12.2,
         "confused": [],
@@ -42,16 +40,18 @@ def trial(loss: float, upper: float, **changes: Any) -> dict[str, Any]:
         "reason": f"its loss is at most {upper}",
         **changes,
     }
+    return {**found, "by_source": {"clip.mp4": found}}
 
 
-def candidate(time: float, tried: dict[str, Any] | None) -> dict[str, Any]:
-    return {"time": time, "predicted_loss": 0.015, "int8_macs_share": 0.84, "floats": 1, "trial": tried}
+def candidate(time: float, tried: dict[str, Any] | None, loss: float = 0.015) -> dict[str, Any]:
+    found = {"time": time, "noise": 0.4, "predicted_loss": loss, "int8_macs_share": 0.84, "floats": 1}
+    return {"plan": f"plan of {time} ms", **found, "offered": True, "outcome": "", "trial": tried}
 
 
 def evidence() -> dict[str, Any]:
     """The groups' noise sums to 1; stem and head are repaired and float; the third candidate was not tried."""
     pair = {"reference": "truck", "candidate": "car", "count": 19, "of": 60, "low": 0.17}
-    head = {"precision": "float", "why": "it adds most of the noise", "measured": True, "restored": 0.55}
+    head = {"precision": "float", "why": "it adds most of the noise", "measured": True}
     groups = [
         group("stem", 0.2, repairs=["equalised over 16 channels", "threshold mse"]),
         group("mid_1", 0.18, layers=["mid_1", "mid_1b"], rule="keep_int8: mid_1"),
@@ -60,13 +60,13 @@ def evidence() -> dict[str, Any]:
         group("tail_1", 0.005, nsr_db=None),
         group("tail_2", 0.003),
     ]
-    losses = (0.3, None, 0.08, 0.015, None, 0.0)
     return {
+        "by": "tared plan",
         "model": "ab" * 32,
         "model_name": "yolox_nano.onnx",
         "calibration": "c0ffee",
         "built_for": {"runtime": "onnxruntime", "version": "1.23.2"},
-        "schema": 3,
+        "schema": 4,
         "spec_id": "5bec",
         "plan": "91a9",
         "int8_macs_share": 0.84,
@@ -90,14 +90,10 @@ def evidence() -> dict[str, Any]:
         },
         "groups": groups,
         "edges": [[0, 1, 0.02], [1, 2, 0.25], [2, 3, 0.15], [3, 4, 0.02], [4, 5, 0.02]],
-        "frontier": [
-            {"time": 4.0 + 0.6 * step, "noise": 1.0 - 0.2 * step, "int8_macs_share": 1.0 - 0.2 * step, "loss": loss}
-            for step, loss in enumerate(losses)
-        ],
         "candidates": [
-            candidate(4.6, trial(0.081, 0.19, accepted=False, reason="it confuses classes", confused=[pair])),
+            candidate(4.6, trial(0.081, 0.19, accepted=False, reason="it confuses classes", confused=[pair]), 0.3),
             candidate(5.3, trial(0.0204, 0.0487)),
-            candidate(5.9, None),
+            candidate(5.9, None, 0.0),
         ],
         "chosen": 1,
         "retraining": {
@@ -150,16 +146,22 @@ def by_macs() -> dict[str, Any]:
 def unmeasured() -> dict[str, Any]:
     """A plan that nothing was tried of: only predictions."""
     found = evidence()
-    for plan in found["frontier"]:
-        plan["loss"] = None
     for one in found["candidates"]:
         one["trial"] = None
     for one in found["groups"]:
-        one.update(measured=False, restored=None)
-    found.update(labels=None, latency_ms=None, latency_float_ms=None, interrupted="budget")
+        one.update(measured=False)
+    found.update(sensed=False, chosen=None, labels=None, latency_ms=None, latency_float_ms=None, interrupted="budget")
     return found
+
+
+def of_a_job() -> dict[str, Any]:
+    """The same plan as a job writes it: its engines had verdicts, and no certificate."""
+    found = evidence()
+    keys = ("schema", "model", "model_name", "calibration", "max_loss", "costs", "sensed", "groups", "edges", "seconds")
+    tried = [{**candidate(4.6, None, 0.3), "outcome": "fidelity 0.7"}, candidate(5.3, None, 0.01)]
+    return {**{key: found[key] for key in keys}, "by": "job", "candidates": tried, "chosen": None}
 
 
 def one_group() -> dict[str, Any]:
     found = evidence()
-    return {**found, "groups": found["groups"][:1], "edges": [], "candidates": [], "frontier": [], "chosen": None}
+    return {**found, "groups": found["groups"][:1], "edges": [], "candidates": [], "chosen": None}

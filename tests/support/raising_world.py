@@ -68,7 +68,7 @@ def scene_of(model: Model, brighter: float = 1.0) -> Scene:
         for image in images[:16]:
             collection.add(image, observer.observe(image * np.float32(brighter)))
     calibration = calibrate(model, collection.histograms, "max", 16, "test", runtime, collection.extremes)
-    return Scene(calibration, images[:8], images[16:])
+    return Scene(calibration, images[:8], [images[16:]])
 
 
 def raising_world(

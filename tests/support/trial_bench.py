@@ -23,7 +23,7 @@ CLASSES = 10
 INPUT = InputSpec(color="bgr", resize="stretch", scale=1 / 255)
 DIGITS = ModelSpec(path=Path("digits.onnx"), task="classify", input=INPUT, labels=tuple("0123456789"))
 WARM_UP, TIMED = 5, 50
-USUAL = Terms(max_loss=0.05, max_confusion=0.3, candidates=2)
+USUAL = Terms(max_loss=0.05, max_confusion=0.3)
 
 Compute = Callable[[NDArray[np.float32]], Array]
 
@@ -112,12 +112,13 @@ class TrialBench:
         self.journal = Journal(journal, "digits")
         frames = RandomFrames(source, 5)
         engines = (self.reference, self.float_engine)
-        self.certifier = Certifier(spec, terms, frames, start, *engines, self.journal, clock=clock, **more)
+        self.certifier = Certifier(spec, terms, [(frames, start)], *engines, self.journal, clock=clock, **more)
 
     def trial(self, compute: Compute, name: str = "int8") -> tuple[TrialResult, int]:
         """A candidate's trial, and how often it ran."""
         engine = NumpyEngine(self.clock, compute)
-        return self.certifier.try_candidate(name, name, engine), engine.runs
+        (trial,) = self.certifier.try_candidate(name, engine).values()
+        return trial, engine.runs
 
 
 MakeTrialBench = Callable[..., TrialBench]

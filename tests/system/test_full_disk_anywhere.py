@@ -105,7 +105,7 @@ def names(text: str) -> set[str]:
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> Board:
     board = calibrated_board(tmp_path_factory.mktemp("calibrated") / "world", module_broker, plain=True)
-    board.world.config["regimes"] = {"dwell_s": 1.5, "fidelity": 0.0}  # once the disk is full
+    board.world.config["regimes"] = {"dwell_s": 1.5}  # once the disk is full
     board.world.config["drift"]["tolerance_db"] = 11.9  # a regime is learnt while drift is calm
     return board
 

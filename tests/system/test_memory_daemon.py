@@ -42,8 +42,8 @@ def test_the_evidence_of_a_killed_daemon_goes_on(tmp_path: Path, any_broker: Rea
         night=0.12,
         observe={"period_s": 0.05, "alert_period_s": 0.05},
         drift={"block_s": 0.2, "false_alarms_per_30d": 1000.0},
-        regimes={"dwell_s": 1.0, "fidelity": 0.0},
-        recalibration={"per_day": 2},  # the first start, and one alarm
+        regimes={"dwell_s": 1.0},
+        recalibration={"per_day": 2, "max_loss": 1.0},  # the first start, and one alarm
         mqtt={"host": any_broker.host, "port": any_broker.port},
     )
     world, life = camera.world, partial(living, camera.world, camera.scene, any_broker)

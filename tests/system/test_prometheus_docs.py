@@ -48,7 +48,7 @@ CASES = {
     "TaredMqttDown": ['tared_mqtt_connected{instance="b"} {0|1}'],
     "TaredOutboxOld": ['tared_mqtt_outbox_oldest_seconds{instance="b"} {4000|2}'],
     "TaredMessagesLost": ['tared_mqtt_dropped_messages_total{instance="b",cause="outbox"} {0+1xALL|0}'],
-    "TaredManyErrors": ['tared_errors_total{instance="b",code="history.write"} {0+1xALL|0}'],
+    "TaredManyErrors": ['tared_errors_total{instance="b",code="state.write"} {0+1xALL|0}'],
     "TaredThrottling": ['tared_board_throttling{instance="b"} {1|0}'],
     "TaredMemoryLow": ['tared_board_memory_available_bytes{instance="b"} {1e8|1e9}'],
     "TaredRoomDown": ['up{job="tared-fleet",instance="r"} {0|1}'],

@@ -10,7 +10,6 @@ import pytest
 from lab import ASL, CIFAR_TEST, CIFAR_TRAIN, COCO, STREET, Lab, tared
 
 import agent.planning.group_noise as group_noise
-import agent.planning.search as search
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.slow
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """To find out which groups make the noise: a quarter of the time, and a coarser picture."""
     monkeypatch.setattr(group_noise, "_RUNS", 16)
-    monkeypatch.setattr(search, "_RESTORED", 2)
 
 
 def planned(lab: Lab, name: str, frames: str, *more: object, calibrated_on: str, count: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ LEARNT = "event=regime "
 
 def in_light(folder: Path, light: float) -> World:
     """The same model and state, whatever light it was before."""
-    return make_world(folder, lambda _: light, 1800.0, regimes={"dwell_s": 15.0, "fidelity": 0.5})
+    return make_world(folder, lambda _: light, 1800.0, regimes={"dwell_s": 15.0})
 
 
 def known(world: World) -> Sequence[str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
 from agent.cli.configuration import config_schema, model_example, model_schema
+from agent.config import FIRST_KEYS
 from agent.mqtt.endpoint import TlsFiles
 from agent.vision.spec import ProfileShapes
 from docs.tools.reference.docstrings import arguments
-from docs.tools.reference.markdown import anchored, code, fenced, heading, page, paragraph, prose, table
+from docs.tools.reference.markdown import anchor, anchored, code, fenced, heading, page, paragraph, prose, table
 from docs.tools.reference.schemas import bounds, kind, reference_of
 from docs.tools.reference.source import ROOT
 
@@ -22,11 +24,13 @@ _OF_DOCSTRINGS: Mapping[tuple[str, ...], type[BaseModel]] = {
     ("profiles", "shapes"): ProfileShapes,
 }
 _CONFIGURATION = """\
-Every key of config.yaml. `tared init` writes a short file, `tared config --example` prints one with every key, and
-`tared config --check FILE` reports all errors of a file at once. Only `model` and `camera.source` are required.
+Every key of config.yaml: first those that people set, in the order in which they do, then the others by section.
+`tared init` writes the first ones, `tared config --example` prints all, and `tared config --check FILE` reports all
+errors of a file at once. Only `model` and `camera.source` are required.
 
 Relative paths are relative to the folder of the file. Times are in seconds of capture time, which is media time for
-files, unless a key says otherwise."""
+files, unless a key says otherwise. A key of an earlier release that is gone is ignored, with a
+warning."""
 _MODEL = """\
 Every key of MODEL.yaml, the description of one model. The same keys may stand in config.yaml under `model`.
 `tared inspect MODEL.onnx -o MODEL.yaml` writes a file, and `tared check MODEL.yaml` tries it on a picture."""
@@ -35,7 +39,7 @@ Every key of MODEL.yaml, the description of one model. The same keys may stand i
 def configuration_page() -> str:
     """Return the page of config.yaml."""
     schema = config_schema(_reference())
-    return page("Configuration", _CONFIGURATION, _parts(schema))
+    return page("Configuration", _CONFIGURATION, _parts(schema, FIRST_KEYS))
 
 
 def model_page() -> str:
@@ -48,49 +52,72 @@ def _reference() -> str:
     return (ROOT / "config.yaml").read_text(encoding="utf-8")
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Section:
+    """The keys of one section of a file.
+
+    Attributes:
+        path: The names that lead to it; empty for the top.
+        schema: Of its model.
+        leaves: The keys that hold values, with their schemas.
+        inner: The paths of its inner sections, with the names of their models.
+    """
+
+    path: tuple[str, ...]
+    schema: dict[str, Any]
+    leaves: dict[str, dict[str, Any]]
+    inner: dict[tuple[str, ...], str]
+
+    def key(self, name: str) -> str:
+        return ".".join((*self.path, name))
+
+
+def _parts(schema: dict[str, Any], first: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the tables. first: the keys that stand before all sections, in this order."""
+    sections = list(_sections(schema))
     links = {
+        **{name: f"[section](#{anchor('.'.join(path))})" for each in sections for path, name in each.inner.items()},
         "ModelSpec": "[model spec](model-spec.md)",
         "CameraConfig": "[camera](#camera)",
         "ProfileShapes": "keys and [shapes](#profiles-shapes)",
     }
-    top, sections = _split(schema, schema, ())
-    links |= {name: f"[section](#{'-'.join(path).replace('_', '-')})" for path, name in sections if name not in links}
-    yield heading(2, "top-level-keys", "Keys of no section")
-    yield table(_HEADS, [_row((), name, node, schema, links) for name, node in top])
-    if "ProfileShapes" in schema["$defs"] and "ModelSpec" not in schema["$defs"]:
-        sections.append((("profiles", "shapes"), "ProfileShapes"))
-    while sections:
-        path, name = sections.pop(0)
-        node = schema["$defs"][name]
-        leaves, inner = _split(schema, node, path)
-        links |= {each: f"[section](#{'-'.join(deeper).replace('_', '-')})" for deeper, each in inner}
-        yield heading(2, ".".join(path))
-        if text := _about(schema, path, node):
+    if first:
+        place = {section.key(name): (section, name) for section in sections for name in section.leaves}
+        yield heading(2, "first-keys", "The keys that people set")
+        yield table(_HEADS, [_row(*place[key], key, links) for key in first])
+    for section in sections:
+        path = section.path
+        yield heading(2, ".".join(path) or "top-level-keys", None if path else "Keys of no section")
+        if path and (text := _about(schema, path, section.schema)):
             yield text
-        if leaves:
-            yield table(_HEADS, [_row(path, key, each, node, links) for key, each in leaves])
-        sections = inner + sections
+        if above := [name for name in section.leaves if section.key(name) in first]:
+            yield paragraph(f"Above: {', '.join(f'[{code(name)}](#{anchor(section.key(name))})' for name in above)}.")
+        if rest := [name for name in section.leaves if section.key(name) not in first]:
+            yield table(_HEADS, [_row(section, name, name, links) for name in rest])
 
 
-_Keyed = list[tuple[str, dict[str, Any]]]
+def _sections(schema: dict[str, Any]) -> Iterator[_Section]:
+    """Yield the sections in the order of the file, each before those within."""
+    waiting: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), schema)]
+    if "ProfileShapes" in schema["$defs"] and "ModelSpec" not in schema["$defs"]:
+        waiting.append((("profiles", "shapes"), schema["$defs"]["ProfileShapes"]))
+    while waiting:
+        section = _section(schema, *waiting.pop(0))
+        yield section
+        waiting = [(path, schema["$defs"][name]) for path, name in section.inner.items()] + waiting
 
 
-def _split(
-    schema: dict[str, Any], node: dict[str, Any], path: tuple[str, ...]
-) -> tuple[_Keyed, list[tuple[tuple[str, ...], str]]]:
-    """Return the keys of a section that hold values, and its inner sections with the names of their models."""
-    leaves: _Keyed = []
-    sections: list[tuple[tuple[str, ...], str]] = []
+def _section(schema: dict[str, Any], path: tuple[str, ...], node: dict[str, Any]) -> _Section:
+    section = _Section(path, node, {}, {})
     for name, each in node["properties"].items():
         model = reference_of(each)
         is_section = model is not None and model != "ModelSpec" and "properties" in schema["$defs"][model]
         if is_section and model is not None:
-            sections.append(((*path, name), model))
+            section.inner.update({(*path, name): model})
         may_be_null = any(choice.get("type") == "null" for choice in each.get("anyOf", ()))
         if not is_section or (may_be_null and name != "camera"):
-            leaves.append((name, each))
-    return leaves, sections
+            section.leaves[name] = each
+    return section
 
 
 def _about(schema: dict[str, Any], path: tuple[str, ...], model: dict[str, Any]) -> str:
@@ -118,13 +145,13 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield paragraph(prose(each))
 
 
-def _row(
-    path: tuple[str, ...], name: str, node: dict[str, Any], owner: dict[str, Any], links: dict[str, str]
-) -> tuple[str, ...]:
-    default = "required" if name in owner.get("required", ()) else code(_default(node))
-    about = _cut(path, name, node.get("description", ""))
-    is_section = (reference_of(node) or "ModelSpec") != "ModelSpec"  # whose heading has the anchor
-    shown = code(name) if is_section else anchored(name, ".".join((*path, name)))
+def _row(section: _Section, name: str, title: str, links: dict[str, str]) -> tuple[str, ...]:
+    """Return the row of a key. title: the name that is shown."""
+    node = section.leaves[name]
+    default = "required" if name in section.schema.get("required", ()) else code(_default(node))
+    about = _cut(section.path, name, node.get("description", ""))
+    has_heading = (reference_of(node) or "ModelSpec") != "ModelSpec"  # which has the anchor
+    shown = code(title) if has_heading else anchored(title, section.key(name))
     return (shown, kind(node, links), bounds(node) or "", default, about)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from agent.contract.events import EventKind
+from agent.contract.events import PARTS, EventKind
 
 _ENGINE, _NEWER = "3f9a2c71d0e4b586", "8c04be17a95d2f63"
 _GAIN: JsonValue = {"estimate": 0.12, "low": 0.04, "high": 0.2, "n": 24}
@@ -34,7 +34,6 @@ _SWAP: dict[str, JsonValue] = {
     "latency_ms": None,
     "latency_float_ms": None,
 }
-_BACK: dict[str, JsonValue] = {"state": "back"}
 
 DETAILS: Mapping[EventKind, dict[str, JsonValue]] = {
     "alarm": {**_DRIFT, "onset_ts": 1795322731.0},
@@ -117,11 +116,6 @@ DETAILS: Mapping[EventKind, dict[str, JsonValue]] = {
         "message": "camera.lost: rtsp://cam/1 stopped; expected a stream without an end; check the camera",
         "camera": "street",
     },
-    "observer": _BACK,
-    "labelling": _BACK,
+    **{part: {"state": "back"} for part in PARTS},
     "results": {"output": "file", "state": "back"},
-    "report": _BACK,
-    "commands": _BACK,
-    "control": _BACK,
-    "answers": _BACK,
 }

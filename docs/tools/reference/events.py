@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from agent.contract.events import EVENTS, EventKind
+from agent.contract.events import EVENTS, PARTS, EventKind
 from docs.tools.reference.event_details import DETAILS
 from docs.tools.reference.examples import event_example
-from docs.tools.reference.markdown import code, fenced, heading, page, paragraph, prose, table
+from docs.tools.reference.markdown import anchored, code, fenced, heading, page, paragraph, prose, table
 
 _INTRODUCTION = """\
 An event is a document on the topic `event`: `epoch`, `seq`, `ts` (Unix time in seconds) and `kind`, and beside them the
@@ -17,20 +17,30 @@ fields of its kind. Fields that have no value are null or absent. [MQTT](mqtt.md
 log has the same events as lines with `event=KIND`.
 
 *Kept first*: the board writes the event to the disk at once, and drops it last when the outbox is full."""
+_BACK = """\
+An error that the daemon survives is an event `error` with the name of the part in `part`. Once the part works again,
+that name is the kind of an event."""
 
 
 def events_page() -> str:
     """Return the page."""
+    kinds = [kind for kind in EVENTS if kind not in PARTS]
     rows = [
-        (f"[{code(kind)}](#{kind})", "yes" if facts.is_alarm else "", prose(facts.sent))
-        for kind, facts in EVENTS.items()
+        (f"[{code(kind)}](#{kind})", "yes" if EVENTS[kind].is_alarm else "", prose(EVENTS[kind].sent)) for kind in kinds
     ]
+    rows.append((f"[{', '.join(map(code, PARTS))}](#back)", "", "A part of the daemon works again after an error."))
     parts = [table(("Kind", "Kept first", "Sent when"), rows)]
-    for kind, facts in EVENTS.items():
-        parts += [heading(2, kind), paragraph(prose(facts.sent))]
-        parts.append(table(("Field", "Meaning"), [(code(name), _linked(text)) for name, text in facts.fields.items()]))
-        parts.append(fenced(event_example(kind, _detail(kind)), "json"))
+    for kind in kinds:
+        parts += [heading(2, kind), paragraph(prose(EVENTS[kind].sent)), *_fields_and_example(kind)]
+    parts += [heading(2, "back", "A part works again"), paragraph(_BACK)]
+    parts.append(table(("Kind", "Sent when"), [(anchored(part), prose(EVENTS[part].sent)) for part in PARTS]))
+    parts += _fields_and_example("results")  # which has all fields that any of them has
     return page("Events", _INTRODUCTION, parts)
+
+
+def _fields_and_example(kind: EventKind) -> tuple[str, str]:
+    fields = [(code(name), _linked(text)) for name, text in EVENTS[kind].fields.items()]
+    return table(("Field", "Meaning"), fields), fenced(event_example(kind, _detail(kind)), "json")
 
 
 def _linked(text: str) -> str:

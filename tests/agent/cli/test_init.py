@@ -7,15 +7,18 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+import yaml
 from model_families import ULTRALYTICS, Family, family, segmentation
 from places import ROOT
 from worlds import World, make_world
 
-from agent.config import load_config
+from agent.config import FIRST_KEYS, load_config
 from fleet.cli.main import main
 
 MODEL = ROOT / "examples/street/street.onnx"
@@ -26,11 +29,19 @@ def world(tmp_path: Path) -> World:
     return make_world(tmp_path / "world", lambda _: 0.5, 1.0)
 
 
+def leaves(content: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Every value by its key with dots, in the order of the file."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= leaves(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+    return found
+
+
 def init(folder: Path, camera: str | Path, *words: str) -> int:
     return main(["init", "--camera", str(camera), "-o", str(folder), "--json", *words])
 
 
-def test_init_writes_twenty_lines_that_the_daemon_runs(
+def test_init_writes_the_keys_that_people_set_and_no_other(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new"
@@ -38,7 +49,14 @@ def test_init_writes_twenty_lines_that_the_daemon_runs(
     result = json.loads(capsys.readouterr().out)
     assert result["task"] == "detect"
     text = (folder / "config.yaml").read_text()
-    assert 15 <= len(text.splitlines()) <= 25
+    content = yaml.safe_load(text)
+    assert tuple(leaves(content)) == FIRST_KEYS
+    reference = leaves(yaml.safe_load((ROOT / "config.yaml").read_text()))
+    answered = {"model", "camera.source", "mqtt.host", "mqtt.port"}
+    assert {key: value for key, value in leaves(content).items() if key not in answered} == {
+        key: reference[key] for key in FIRST_KEYS if key not in answered
+    }
+    assert max(map(len, text.splitlines())) <= 120
     schema = Path(text.splitlines()[0].partition("$schema=")[2])
     assert json.loads(schema.read_text())["title"] == "tared's config.yaml"
     config = load_config(folder / "config.yaml")

@@ -82,7 +82,7 @@ def test_jobs_are_counted_by_trigger_end_and_code() -> None:
         ("alarm", "ROLLED_BACK", "probation.latency"),
     ]:
         counts.note("error", {"trigger": trigger, "step": step, "code": code, "message": ""})
-    counts.note("error", {"code": "history.write", "message": ""})
+    counts.note("error", {"code": "state.write", "message": ""})
     families = list(prometheus._events(counts, ["street", "yard"]))
     jobs = _samples(families, "tared_jobs_total")
     assert {labels: count for labels, count in jobs.items() if count} == {
@@ -95,7 +95,7 @@ def test_jobs_are_counted_by_trigger_end_and_code() -> None:
     assert errors["refused", "recalibration.refused"] == 1
     assert errors["rolled_back", "probation.fidelity"] == 0
     assert _samples(families, "tared_drift_alarms_total") == {("street",): 1, ("yard",): 0}
-    assert _samples(families, "tared_errors_total")["history.write",] == 1
+    assert _samples(families, "tared_errors_total")["state.write",] == 1
     with metrics_server(Fixed(*families)) as server:
         promtool("check", "metrics", content=scrape(server._address.port))
 
@@ -107,12 +107,12 @@ def test_counters_go_on_over_a_change_of_the_model() -> None:
         metrics.set_source(partial(lambda board: board, run), None)
         run.counts.note("alarm", {"camera": "camera"})
         if last:
-            run.counts.note("error", {"code": "history.write"})
+            run.counts.note("error", {"code": "state.write"})
     metrics.set_source(a_board, None)
     families = list(metrics.collect())
     assert _samples(families, "tared_drift_alarms_total") == {("camera",): 3}
     assert _samples(families, "tared_events_total")["alarm",] == 3
-    assert _samples(families, "tared_errors_total") == {("history.write",): 1}  # counted in a run that has ended
+    assert _samples(families, "tared_errors_total") == {("state.write",): 1}  # counted in a run that has ended
 
 
 def test_totals_do_not_begin_anew() -> None:

@@ -74,7 +74,6 @@ def test_a_board_without_headroom(reading: BoardReading, reason: str) -> None:
     [
         ({"memory_bytes": None}, replace(FREE, memory_available_bytes=0)),
         ({"temperature_margin_c": None}, HOT),
-        ({"temperature_limit_c": None}, replace(FREE, zones=(Zone("x", 200.0, None),))),
         ({}, replace(FREE, is_jetson=False, zones=(Zone("x", 94.0, None), Zone("cpu", 60.0, 99.0)))),
         ({"power_share": None}, replace(FREE, rails=(Rail("VDD_IN", 90.0, 4.0),))),
         ({"throttling": False}, THROTTLED),

@@ -45,7 +45,7 @@ IMAGES = RNG.integers(8, 248, (16, 16, 3), dtype=np.uint8) + RNG.integers(0, 8, 
 
 @pytest.fixture
 def config() -> Config:
-    content = {"model": SPEC, "camera": {"source": "rtsp://camera"}, "regimes": {"dwell_s": 60.0, "fidelity": 0.8}}
+    content = {"model": SPEC, "camera": {"source": "rtsp://camera"}, "regimes": {"dwell_s": 60.0}}
     return validate(Config, content, "test")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -81,8 +83,9 @@ def test_a_damaged_row_costs_itself(tmp_path: Path, line: str) -> None:
     assert read_history(tmp_path)[-1].ts == 10.0
 
 
-def test_a_disk_that_refuses_is_reported_once(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
+@pytest.mark.parametrize("place", [Path.mkdir, os.mkfifo], ids=["a folder", "a pipe"])
+def test_a_disk_that_refuses_is_reported_once(tmp_path: Path, place: Callable[[Path], None]) -> None:
+    place(tmp_path / FILE)
     errors: list[AgentError] = []
     history = History(tmp_path, errors.append, is_live=True)
     history.add(0.0, [row(0.0)])

@@ -11,9 +11,9 @@ import yaml
 from rich.console import Console
 from worlds import SPEC, make_world
 
-import agent.planning.benchmark as benchmark
+import agent.cli.benchmark as benchmark
+from agent.cli.benchmark import FLOAT, PLAIN, PLANNED, print_benchmark, run_benchmark
 from agent.common.errors import AgentError
-from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, print_benchmark, run_benchmark
 
 pytestmark = pytest.mark.slow
 

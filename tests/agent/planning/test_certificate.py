@@ -21,33 +21,32 @@ from trial_bench import (
     read_digits,
 )
 
-from agent.planning.certificate import Measurement, Tally, Terms
+from agent.planning.certificate import ERROR, MAX_CANDIDATES, Measurement, Tally, Terms
 from agent.vision.spec import ModelSpec
 from calibrate.statistics.loss_bound import frames_needed
 from engines.interface import Array
 
 
 def test_a_perfect_candidate_is_accepted_on_the_fewest_frames(trial_bench: MakeTrialBench) -> None:
-    terms = Terms(0.05, 0.3, 5)
-    assert terms.frames_needed == frames_needed(0.05, 0.05 / 5)
+    terms = Terms(0.05, 0.3)
+    assert terms.fewest_frames == frames_needed(0.05, 0.05 / 2)
     made = trial_bench(terms)
     trial, runs = made.trial(read_digits)
-    assert (trial.accepted, trial.frames, trial.empty_frames) == (True, terms.frames_needed, 0)
+    assert (trial.accepted, trial.frames, trial.empty_frames) == (True, terms.fewest_frames, 0)
     assert (trial.loss, trial.lower, trial.confused) == (0.0, 0.0, ())
     assert trial.upper <= 0.05
-    assert trial.reason == f"loss at most 0.05 on {terms.frames_needed} frames, 0 others empty; at most 0.05 is asked"
-    assert runs == terms.frames_needed + WARM_UP
-    assert made.reference.runs == terms.frames_needed
+    assert trial.reason == f"loss at most 0.05 on {terms.fewest_frames} frames, 0 others empty; at most 0.05 is asked"
+    assert runs == terms.fewest_frames + WARM_UP
+    assert made.reference.runs == terms.fewest_frames
     assert made.float_engine.runs == TIMED + WARM_UP
 
 
 def test_the_next_candidate_has_the_same_frames_and_no_reference(trial_bench: MakeTrialBench) -> None:
     made = trial_bench()
-    first, _ = made.trial(read_digits, "first")
-    once = made.reference.runs
-    second, _ = made.trial(read_digits, "second")
-    assert second == first
-    assert made.reference.runs == once
+    for number, name in enumerate(("first", "second"), start=1):
+        trial, _ = made.trial(read_digits, name)
+        assert (trial.accepted, trial.loss, trial.frames) == (True, 0.0, USUAL.frames_needed(number))
+        assert made.reference.runs == trial.frames
 
 
 def test_a_bad_candidate_is_refused_long_before_a_good_one_passes(trial_bench: MakeTrialBench) -> None:
@@ -55,7 +54,7 @@ def test_a_bad_candidate_is_refused_long_before_a_good_one_passes(trial_bench: M
     trial, _ = made.trial(misread(lambda number, _: number % 2 == 1, 0))
     assert not trial.accepted
     assert trial.lower >= 0.05
-    assert trial.frames < USUAL.frames_needed / 4
+    assert trial.frames < USUAL.fewest_frames / 4
     assert trial.reason.startswith("loss at least 0.0")
 
 
@@ -64,11 +63,11 @@ def test_a_small_loss_passes_on_more_frames(trial_bench: MakeTrialBench) -> None
     trial, _ = made.trial(misread(lambda _, marked: marked, 0))
     assert trial.accepted
     assert 0.0 < trial.loss < 0.03
-    assert USUAL.frames_needed < trial.frames < 800
+    assert USUAL.fewest_frames < trial.frames < 800
 
 
 def test_sixes_read_as_eights_are_refused_behind_a_small_loss(trial_bench: MakeTrialBench) -> None:
-    terms = Terms(0.1, 0.3, 1)
+    terms = Terms(0.1, 0.3)
     trial, _ = trial_bench(terms).trial(misread(lambda number, _: number == 6, 8))
     assert trial.upper <= 0.1
     (pair,) = trial.confused
@@ -82,7 +81,7 @@ def test_sixes_read_as_eights_are_refused_behind_a_small_loss(trial_bench: MakeT
 
 def test_a_plan_that_is_good_at_first_and_then_bad_is_refused() -> None:
     """Its loss was kept, but a confusion had to be looked at for longer; meanwhile the scene changed."""
-    tally = Tally(Terms(0.2, 0.01, 5))  # the pair's share is between the two limits
+    tally = Tally(Terms(0.2, 0.01))  # the pair's share is between the two limits
     good, confused = Measurement(0.0, False, [(6, 6)], None), Measurement(0.0, False, [(6, 8)], None)
     for measurement in (Measurement(0.0, False, [], (1.0, 2.0)), *[good] * 37, confused, confused):
         tally.add(measurement)
@@ -95,7 +94,7 @@ def test_a_plan_that_is_good_at_first_and_then_bad_is_refused() -> None:
 
 
 def test_pixels_of_all_frames_count_together_and_come_back_from_a_journal() -> None:
-    tally = Tally(Terms(0.6, 0.3, 1))
+    tally = Tally(Terms(0.6, 0.3))
     for overlaps in ([(6, 90, 100)], [[6, 0, 20], [8, 5, 5]]):
         tally.add(Measurement(0.1, False, [], (1.0, 2.0), overlaps))  # type: ignore[arg-type]  # as JSON has them
     assert tally.result(DIGITS, "the frames ended").ious == {"6": 0.75, "8": 1.0}
@@ -103,7 +102,7 @@ def test_pixels_of_all_frames_count_together_and_come_back_from_a_journal() -> N
 
 def test_a_class_of_pixels_that_is_lost_is_refused_behind_a_small_loss() -> None:
     def tried(*small: int) -> Tally:
-        tally = Tally(Terms(0.25, 0.3, 1))
+        tally = Tally(Terms(0.25, 0.3))
         for number in range(4000):
             overlaps = [(6, 900, 1000), (8, small[number % len(small)], 100)]
             tally.add(Measurement(0.1, False, [], (1.0, 2.0), overlaps))
@@ -119,7 +118,7 @@ def test_a_class_of_pixels_that_is_lost_is_refused_behind_a_small_loss() -> None
 
 def test_confusions_can_be_limited_below_the_loss() -> None:
     """A third of the ones is misread; a loss of 0.6 would be allowed, and a share of 0.05 is."""
-    tally = Tally(Terms(0.6, 0.05, 1))
+    tally = Tally(Terms(0.6, 0.05))
     for number in range(90):
         misread = number % 3 == 0
         tally.add(Measurement(float(misread), False, [(1, 0 if misread else 1)], (1.0, 2.0)))
@@ -157,11 +156,21 @@ def test_values_that_are_not_finite_in_float_either_are_no_loss(trial_bench: Mak
 
 
 def test_a_candidate_too_many_is_refused(trial_bench: MakeTrialBench) -> None:
-    made = trial_bench(Terms(0.1, 0.3, 2))
-    for name in ("a", "b", "a"):
+    made = trial_bench(Terms(0.3, 0.5))
+    for name in ("a", "b", "c", "d", "e", "a"):
         assert made.trial(read_digits, name)[0].accepted
-    with pytest.raises(ValueError, match="'c' is one more"):
-        made.trial(read_digits, "c")
+    assert made.certifier.number_of("f") is None
+    with pytest.raises(ValueError, match="'f' is one more"):
+        made.trial(read_digits, "f")
+
+
+def test_the_error_of_all_candidates_and_sources_is_one() -> None:
+    """Five candidates, each in three sources; the first takes the fewest frames."""
+    terms = Terms(0.05, 0.3, 3)
+    assert sum(3 * terms.error(number) for number in range(1, MAX_CANDIDATES + 1)) <= ERROR
+    needed = [terms.frames_needed(number) for number in range(1, MAX_CANDIDATES + 1)]
+    assert needed == sorted(set(needed))
+    assert Terms(0.05, 0.3).fewest_frames < needed[0]
 
 
 def test_raw_outputs_are_measured_and_not_kept(trial_bench: MakeTrialBench) -> None:

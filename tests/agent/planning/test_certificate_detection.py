@@ -51,7 +51,7 @@ def test_empty_frames_are_counted_apart(trial_bench: MakeTrialBench, tmp_path: P
     made = trial_bench(source=write_halves(tmp_path / "street", halves), spec=QUARTERS, compute=detect())
     trial, runs = made.trial(detect())
     assert trial.accepted
-    assert trial.frames == USUAL.frames_needed
+    assert trial.frames == USUAL.fewest_frames
     assert 20 < trial.empty_frames == runs - WARM_UP - trial.frames
     blind, _ = made.trial(detect(lambda number: None if number else 0), "blind to trucks")
     assert blind.lower >= 0.05

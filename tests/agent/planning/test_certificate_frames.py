@@ -18,16 +18,16 @@ from agent.planning.frames import RandomFrames
 
 
 def test_too_few_frames_are_refused_before_an_engine_runs(trial_bench: MakeTrialBench, digits_video: Source) -> None:
-    terms = Terms(0.02, 0.3, 5)
+    terms = Terms(0.02, 0.3)
     with pytest.raises(AgentError) as caught:
         trial_bench(terms, start=600)
     assert str(caught.value) == (
         f"plan.frames: 200 frames to measure on in {digits_video.location}, beside 600 to search with; "
-        f"expected at least {terms.frames_needed} for --max-loss 0.02 with 95 % confidence; "
-        "give more frames, or accept --max-loss 0.026, for which 200 frames suffice"
+        f"expected at least {terms.fewest_frames} for --max-loss 0.02 with 95 % confidence; "
+        "give more frames, or accept --max-loss 0.022, for which 200 frames suffice"
     )
-    assert Terms(0.026, 0.3, 5).frames_needed <= 200 < Terms(0.025, 0.3, 5).frames_needed
-    check_frames(RandomFrames(digits_video, 0), 600, Terms(0.026, 0.3, 5))
+    assert Terms(0.022, 0.3).fewest_frames <= 200 < Terms(0.021, 0.3).fewest_frames
+    check_frames(RandomFrames(digits_video, 0), 600, Terms(0.022, 0.3))
 
 
 def test_a_plan_that_the_frames_leave_open_is_refused(trial_bench: MakeTrialBench) -> None:
@@ -38,9 +38,9 @@ def test_a_plan_that_the_frames_leave_open_is_refused(trial_bench: MakeTrialBenc
 
 
 def test_twenty_times_the_fewest_frames_are_enough(trial_bench: MakeTrialBench) -> None:
-    terms = Terms(0.5, 0.9, 1)
+    terms = Terms(0.55, 0.9)
     trial, _ = trial_bench(terms).trial(misread(lambda number, marked: (number % 2 == 1) != marked, 0))
-    assert trial.frames == 20 * terms.frames_needed
+    assert trial.frames == 20 * terms.fewest_frames
     assert not trial.accepted
     assert "and more would take too long" in trial.reason
 
@@ -52,7 +52,7 @@ def test_a_candidate_whose_mean_is_too_high_is_not_measured_to_the_end() -> None
         if tally.is_decided:
             break
     trial = tally.result(DIGITS, "the frames ended")
-    assert trial.frames == max(100, USUAL.frames_needed) < 20 * USUAL.frames_needed
+    assert trial.frames == max(100, USUAL.fewest_frames) < 20 * USUAL.fewest_frames
     assert (trial.accepted, trial.lower < 0.05) == (False, True)
     assert "and more would hardly lower it" in trial.reason
 
@@ -68,4 +68,4 @@ def test_a_camera_has_frames_enough_and_never_the_same(
     made = trial_bench(source=parse_source("rtsp://10.0.0.1/stream"))
     for name in ("first", "second"):
         assert made.trial(read_digits, name)[0].accepted
-    assert made.reference.runs == 2 * USUAL.frames_needed
+    assert made.reference.runs == USUAL.frames_needed(1) + USUAL.frames_needed(2)

@@ -20,12 +20,17 @@ from trial_bench import (
 )
 from turned_clock import TurnedClock
 
-from agent.planning.certificate import Terms
+from agent.planning.certificate import Terms, TrialResult
 from engines.interface import Array
 
 
 class Interrupted(Exception):
     pass
+
+
+def only(trials: dict[str, TrialResult]) -> TrialResult:
+    (trial,) = trials.values()
+    return trial
 
 
 def failing(compute: Compute, runs: int) -> Compute:
@@ -56,7 +61,7 @@ def test_an_interrupted_trial_goes_on_where_it_was(
     """At the first frames, while latencies are measured, and after; then nothing of it is measured again."""
     digits = [6 if number % 32 == 0 else number % 6 for number in range(240)]
     video = write_video(tmp_path / "short.avi", digits, [number % 50 == 7 for number in range(240)])
-    terms = Terms(0.12, 0.25, 1)
+    terms = Terms(0.12, 0.25)
     compute = by_digit(engine_clock, misread(lambda number, marked: marked or number == 6, 8))
     whole = trial_bench(terms, video)
     expected, runs = whole.trial(compute)
@@ -76,6 +81,12 @@ def test_an_interrupted_trial_goes_on_where_it_was(
     assert (replayed, none) == (expected, 0)
 
 
+def test_a_candidate_of_an_interrupted_search_has_taken_its_part_of_the_error(trial_bench: MakeTrialBench) -> None:
+    trial_bench().trial(read_digits, "first")
+    resumed = trial_bench().certifier
+    assert (resumed.number_of("another"), resumed.number_of("first")) == (2, 1)
+
+
 def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
     trial_bench: MakeTrialBench, engine_clock: TurnedClock
 ) -> None:
@@ -83,10 +94,10 @@ def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
     slow_in_the_end = NumpyEngine(
         engine_clock, read_digits, lambda run: 9.0 if run < WARM_UP or run >= WARM_UP + 50 else 1.0
     )
-    trial = made.certifier.try_candidate("int8", "int8", slow_in_the_end)
+    trial = only(made.certifier.try_candidate("int8", slow_in_the_end))
     assert (trial.latency_ms, trial.latency_float_ms) == (1.0, 2.0)
     uneven = NumpyEngine(engine_clock, read_digits, lambda run: 1.0 + run % 2)
-    assert made.certifier.try_candidate("uneven", "uneven", uneven).latency_ms == 1.5
+    assert only(made.certifier.try_candidate("uneven", uneven)).latency_ms == 1.5
 
 
 def test_candidate_and_float_go_first_in_turns(trial_bench: MakeTrialBench, engine_clock: TurnedClock) -> None:
@@ -103,7 +114,7 @@ def test_candidate_and_float_go_first_in_turns(trial_bench: MakeTrialBench, engi
     made.float_engine._compute = noted("float")
     candidate = NumpyEngine(engine_clock, noted("int8"))
     order.clear()
-    made.certifier.try_candidate("int8", "int8", candidate)
+    made.certifier.try_candidate("int8", candidate)
     timed = order[2 * WARM_UP : 2 * WARM_UP + 2 * TIMED]
     assert timed == ["int8", "float", "float", "int8"] * (TIMED // 2)
     assert set(order[2 * WARM_UP + 2 * TIMED :]) == {"int8"}

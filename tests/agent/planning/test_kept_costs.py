@@ -74,7 +74,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
 
 def test_costs_that_leave_doubt_are_used_once(board: Board) -> None:
     board.spoil = lambda found: replace(found, doubt="3 groups differ by less than the noise")
-    assert [board.find().as_dict()["source"] for _ in range(2)] == ["measured"] * 2
+    assert [board.find().why for _ in range(2)] == ["", ""]
     assert (board.measured, board.files) == (2, [])
 
 
@@ -83,7 +83,7 @@ def test_a_runtime_that_fails_while_it_is_measured_costs_the_times_alone(board: 
         raise EngineError("engine.memory", "a GPU without memory", "room", "free some")
 
     board.spoil = fail
-    assert board.find().as_dict()["why"] == "measuring failed: a GPU without memory"
+    assert board.find().why == "measuring failed: a GPU without memory"
     assert (len(board.warnings), board.files) == (1, [])
 
 

@@ -15,7 +15,7 @@ import pytest
 from plan_bench import Place
 from plan_world import plan_world
 
-from agent.planning import command
+from agent.planning.search import PlanSearch
 from fleet.cli.main import main
 
 
@@ -80,7 +80,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path: Path, capfd: py
 def interrupted(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the journal of a search that was almost done."""
     with monkeypatch.context() as patch:
-        patch.setattr(command, "make_plan", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(PlanSearch, "plan", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(bench.arguments()) == 130
 
 

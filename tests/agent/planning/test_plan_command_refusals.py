@@ -14,8 +14,8 @@ from plan_world import two_branches
 from warm_start import tared
 from zoo import Net
 
+from agent.cli.plan import read_evidence
 from agent.common.errors import AgentError
-from agent.planning.command import read_evidence
 from calibrate.plan import PrecisionPlan
 
 
@@ -41,9 +41,9 @@ def test_impossible_requests_are_refused_before_the_search(plan_bench: Place) ->
 
     assert refused("--frames", plan_bench / "none.avi").startswith("camera.")
     few = refused("--max-loss", 0.001)
-    assert few.startswith("plan.frames: 96 frames to measure on in ")
-    assert "at least 3" in few
-    assert "or accept --max-loss 0.036" in few
+    assert few.startswith("plan.frames: 90 frames to measure on in ")
+    assert "at least 4" in few
+    assert "or accept --max-loss 0.047" in few
     assert refused("--calibration", plan_bench / "none.json").startswith("calibration.unreadable: ")
     assert refused("-o", plan_bench.folder).startswith("plan.write: ")
     assert refused("-o", plan_bench / "clip.avi/plan.json").startswith("plan.write: ")
@@ -75,7 +75,7 @@ def test_a_plan_of_another_model_is_refused(plan_bench: Place) -> None:
 
 @pytest.mark.parametrize(
     ("evidence", "found"),
-    [({}, "written by hand"), ({"schema": 1}, "another version"), ({"by": "job"}, "a job of the daemon found")],
+    [({}, "written by hand"), ({"schema": 1}, "another version")],
 )
 def test_a_plan_without_the_evidence_of_a_search_is_not_shown(
     tmp_path: Path, evidence: dict[str, object], found: str

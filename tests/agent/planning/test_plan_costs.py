@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from fake_tensorrt import FakeTensorRt
 from plan_world import LOUD, MACS, QUIET, journal, plan_world, planner
-from turned_clock import TurnedClock
 
 import agent.planning.costs as costs
 from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, labels
-from agent.planning.report import show_costs
-from agent.planning.result import make_plan
 from agent.planning.search import PlanSearch
+from agent.reports.plan import show_costs
 from calibrate.partition import FLOAT, FREE, INT8
 from calibrate.plan import Repairs
 from engines.errors import EngineError
@@ -132,7 +130,7 @@ def test_a_busy_machine_does_not_make_a_plan_float(world: Path, monkeypatch: pyt
     monkeypatch.setattr(OnnxRuntimeEngine, "layer_times_ms", lambda engine, _batch, _runs: busy.times_ms(engine))
     found = planner(world, replace(MACS, costs="measured"), open_backend("onnxruntime"))
     found.run(journal(world))
-    plan = make_plan(found)
+    plan = found.plan()
     costs = plan.evidence["costs"]
     assert (costs["source"], costs["passes"]) == ("macs", 3)
     assert costs["why"].endswith("measured 3 times")
@@ -140,24 +138,12 @@ def test_a_busy_machine_does_not_make_a_plan_float(world: Path, monkeypatch: pyt
     assert show_costs(plan.evidence) == f"estimated from multiply-accumulates: {costs['why']}"
 
 
-def test_costs_are_measured_within_half_of_what_is_left(world: Path) -> None:
-    clock = TurnedClock()
-    search = planner(world, replace(MACS, budget_s=100.0), clock=clock)
-    clock.turn(60.0)
-    has_time = search._time_for_costs()
-    assert has_time(19.0)
-    assert not has_time(21.0)
-    clock.turn(21.0)
-    assert not has_time(0.0)
-    assert planner(world)._time_for_costs()(1e6)
-
-
 def test_layers_without_int8_kernels_stay_float_and_are_remembered(world: Path, fake: FakeTensorRt) -> None:
     fake.without_int8 = {LOUD}
     backend = open_backend("tensorrt", BackendOptions(1))
     found = planner(world, replace(MACS, costs="measured"), backend)
     found.run(journal(world))
-    plan = make_plan(found)
+    plan = found.plan()
     groups = {group["name"]: group for group in plan.evidence["groups"]}
     assert set(plan.floats) >= {LOUD}
     assert "INT8" in plan.floats[LOUD]
@@ -166,7 +152,7 @@ def test_layers_without_int8_kernels_stay_float_and_are_remembered(world: Path, 
     assert found.builder.builds <= 13 + 1  # one more, to learn of the layer
     again = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
     again.run(journal(world))
-    assert make_plan(again).essence == plan.essence
+    assert again.plan().essence == plan.essence
     assert again.builder.builds < found.builder.builds
 
 
@@ -184,7 +170,7 @@ def test_a_build_ends_with_the_budget(world: Path, fake: FakeTensorRt, monkeypat
     monkeypatch.setattr(PlanSearch, "out_of_time", lambda *_: started == 3)
     found = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
     found.run(journal(world))
-    assert (found.result.interrupted, found.result.costs) == ("budget", None)
+    assert (found.interrupted, found.ladder.findings.found_costs) == ("budget", None)
     assert (started, found.builder.builds) == (3, 2)
     assert fake.without_int8 == set()
 

@@ -12,7 +12,6 @@ from plan_bench import search_in
 from plan_world import LOUD, MACS, QUIET
 from turned_clock import TurnedClock
 
-import agent.planning.search as search
 from agent.common.state_files import Journal
 from agent.planning.certificate import Certifier
 from agent.planning.what_if import WhatIf
@@ -54,7 +53,7 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
         self.measured = 0
-        for owner, name, counter in ((WhatIf, "evaluate", "asked"), (Certifier, "_measure", "measured")):
+        for owner, name, counter in ((WhatIf, "_evaluated", "asked"), (Certifier, "_measure", "measured")):
             monkeypatch.setattr(owner, name, self._counting(getattr(owner, name), counter))
 
     def _counting(self, wrapped: Callable[..., Any], counter: str) -> Callable[..., Any]:
@@ -94,18 +93,3 @@ def test_wherever_it_is_interrupted_it_goes_on_to_the_same_plan(
         again, _ = search_in(search_world)
         assert again.essence == plan.essence
         assert work.asked + work.measured == asked + measured + 1  # the one that was not written
-
-
-def test_a_hurried_search_does_not_bind_its_continuation(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, _ = search_in(search_world)
-    (search_world / "plan.json.journal").unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(search.PlanSearch, "out_of_time", lambda _, share=1.0: share < 1.0)  # nothing is sensed
-        patch.setattr(search, "rungs", lambda *_: [])
-        patch.setattr(search, "choose_candidates", lambda *_: ([], []))
-        hurried, evidence = search_in(search_world)
-    assert set(hurried.floats) == {LOUD, QUIET}
-    assert evidence["interrupted"] == "budget"
-    again, evidence = search_in(search_world)
-    assert evidence["chosen"] is not None
-    assert again.essence == plan.essence

@@ -44,11 +44,11 @@ def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Pa
     (plan,) = found.plans()
     assert plan.floats[COLLAPSES] == "raised: made 100 % of the noise while fidelity was 0.71"
     assert FIRST not in plan.floats
-    assert found.choice is None  # it goes on from the plan in service, and tries no other repairs
+    assert found.findings.choice is None  # it goes on from the plan in service, and tries no other repairs
     assert found.refusal(REFUSAL).code == EXHAUSTED
-    assert plan.evidence["tried"][0] == {
-        "plan": "the plan in service", "int8_macs_share": 1.0, "loss": 0.5, "outcome": "fidelity 0.71 where it serves",
-    }  # fmt: skip
+    served = plan.evidence["candidates"][0]
+    assert (served["plan"], served["int8_macs_share"], served["predicted_loss"]) == ("the plan in service", 1.0, 0.5)
+    assert served["outcome"] == "fidelity 0.71 where it serves"
 
 
 def test_the_plan_in_service_is_not_offered_where_the_frames_happen_to_be_easy(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_each_rung_has_half_of_the_noise_and_begins_where_the_one_before_was_tri
     for rung in (1, 2, 9):
         found = ladder_of(model, rung=rung, max_loss=1.0)
         rungs.append([set(plan.floats) for plan in found.plans()])
-    noise = {group["name"]: group["sensitivity"] for group in found.report()["groups"]}
+    noise = {group["name"]: group["sensitivity"] for group in found.report(model.plan)["groups"]}
     left = [sum(noise.values()), *(sum(noise[name] for name in noise.keys() - floats) for floats in rungs[0])]
     assert all(2.0 * quieter <= louder for louder, quieter in pairwise(left))
     assert rungs[1] == rungs[0][1:]

@@ -34,14 +34,14 @@ def test_measured_it_is_one_group_of_yolox_nano_and_most_of_the_work_stays_int8(
             if len(frames) <= 40:
                 merge_into(seen, observer.observe(frames[-1]).histograms)
     calibration = calibrate(model, seen, "entropy", 40, "test")
-    asked, scene = WhatIf(model, calibration, frames[48:], runtime), Scene(calibration, frames[:8], frames[40:48])
+    asked, scene = WhatIf(model, calibration, [frames[48:]], runtime), Scene(calibration, frames[:8], [frames[40:48]])
     loss = asked.evaluate(model.plan).loss
     raised = {}
     for how, budget_s in (("measured", 300.0), ("predicted", 0.0)):
         options = LadderOptions(1.0, budget_s, PrecisionRaise(1, 1.0 - loss))
         found = Ladder(model, model.plan, scene, {}, runtime, options, silent, count_macs)
         plan = next(found.plans())
-        raised[how] = found.tried[-1].int8_macs_share, asked.evaluate(plan).loss
+        raised[how] = found.findings.tried[-1].int8_macs_share, asked.evaluate(plan).loss
         noise = sorted(group["sensitivity"] for group in plan.evidence["groups"])
         print(f"{how}: {len(plan.floats)} float, {raised[how][0]:.1%} of MACs in INT8, loss {raised[how][1]:.2f}")
         if how == "measured":

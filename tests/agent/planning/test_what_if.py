@@ -110,7 +110,7 @@ def images(count: int) -> list[NDArray[np.float32]]:
 
 def test_a_float_plan_answers_as_the_reference(tmp_path: Path) -> None:
     model, frames = opened(tmp_path, two_branches()), images(4)
-    what_if = WhatIf(model, seen(model, frames), frames, open_backend("onnxruntime"))
+    what_if = WhatIf(model, seen(model, frames), [frames], open_backend("onnxruntime"))
     answer = what_if.evaluate(ALL_FLOAT)
     assert (answer.divergence, answer.loss, answer.telling) == (0.0, 0.0, 4)
     loud, quiet = (what_if.evaluate(PrecisionPlan({name: ""})) for name in (QUIET, LOUD))
@@ -133,7 +133,7 @@ def test_frames_that_show_something_are_asked_first(tmp_path: Path) -> None:
     changes = {"task": "detect", "decoder": "yolov8", "labels": ["a", "b"], "score_threshold": 0.9}
     model = opened(tmp_path, detector(), **changes)
     dark, bright = np.full((1, 3, 8, 8), 0.05, np.float32), np.full((1, 3, 8, 8), 0.95, np.float32)
-    what_if = WhatIf(model, seen(model, [dark, bright]), [dark] * 6 + [bright] * 2, open_backend("onnxruntime"))
+    what_if = WhatIf(model, seen(model, [dark, bright]), [[dark] * 6 + [bright] * 2], open_backend("onnxruntime"))
     assert what_if.evaluate(PrecisionPlan(), 2).telling == 2
     assert what_if.evaluate(PrecisionPlan()).telling == 2  # the others are empty
 
@@ -141,7 +141,7 @@ def test_frames_that_show_something_are_asked_first(tmp_path: Path) -> None:
 def test_where_no_frame_shows_anything_the_outputs_are_compared(tmp_path: Path) -> None:
     changes = {"task": "detect", "decoder": "yolov8", "labels": ["a", "b"], "score_threshold": 0.99}
     model, frames = opened(tmp_path, detector(), **changes), [0.3 * frame for frame in images(4)]
-    answer = WhatIf(model, seen(model, frames), frames, open_backend("onnxruntime")).evaluate(PrecisionPlan())
+    answer = WhatIf(model, seen(model, frames), [frames], open_backend("onnxruntime")).evaluate(PrecisionPlan())
     assert answer.divergence > 0.0
     assert (answer.loss, answer.telling) == (0.0, 0)
 
@@ -156,5 +156,5 @@ def test_answers_that_are_no_numbers_lose_everything(tmp_path: Path) -> None:
     for frame in frames:
         frame[:, 0] = np.maximum(frame[:, 0], 1e-3)
         frame[0, 0, 0, 0] = 1e-3
-    answer = WhatIf(model, seen(model, frames), frames, open_backend("onnxruntime")).evaluate(PrecisionPlan())
+    answer = WhatIf(model, seen(model, frames), [frames], open_backend("onnxruntime")).evaluate(PrecisionPlan())
     assert (answer.divergence, answer.loss) == (1.0, 1.0)

@@ -19,6 +19,7 @@ from label_bench import LabelBench
 from plan_bench import Place
 from stored import Reports
 
+from agent.cli.benchmark import Entry
 from agent.cli.main import make_parser
 from agent.common.latency import LoopSample
 from agent.contract import commands, messages
@@ -26,7 +27,6 @@ from agent.contract.messages import Birth, Document, Status
 from agent.control.summary import Alarm, CameraSummary, Rollback, RunSummary, Score, Swap
 from agent.jobs.ledger import JobSummary
 from agent.monitoring.estimates import Estimate
-from agent.planning.benchmark import Entry
 from agent.vision.answer import MatchCounts
 from calibrate.statistics.evidence import Interval
 from fleet.cli.main import GROUPS, main

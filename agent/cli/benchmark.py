@@ -127,7 +127,7 @@ def run_benchmark(
     options = BackendOptions(threads)
     embedded = open_backend("onnxruntime", options)
     calibration, inputs = _calibrate(model, calibrating, embedded, frames)
-    scene = Scene(calibration, inputs, inputs[1::4])
+    scene = Scene(calibration, inputs, [inputs[1::4]])
     accepted = accepted_loss(model.spec.task, max_loss)
     entries, made = list[Entry](), list[_Made]()
     for name in BACKENDS:

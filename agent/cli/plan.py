@@ -1,4 +1,4 @@
-"""Carry out `tared plan`: search, certify, and write plan.json; or read the evidence of one that is written."""
+"""Carry out `tared plan`: search, certify, and write plan.json; or read one that is written."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from agent.common.errors import AgentError, DatasetError
 from agent.common.state_files import Journal
 from agent.models.model import check_calibration, open_model, read_plan
 from agent.planning.costs import PlanBuilder
+from agent.planning.evidence import READABLE
 from agent.planning.frames import RandomFrames
-from agent.planning.ladder import FOUND_BY
-from agent.planning.report import SCHEMA
-from agent.planning.result import make_plan, summary
 from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate
 from agent.vision.spec import load_model_spec
@@ -87,7 +85,7 @@ def run_plan(
     search = PlanSearch(builder, random_frames, embedded, options, stage)
     held_out = {source.shown: calibration.source != Path(source.shown).name for source in sources}
     if not search.is_decided:
-        say(search.split.description)
+        say(search.description)
         if not all(held_out.values()):
             say(
                 "warning: the calibration is from a source of the same name; the certificate holds for its frames, "
@@ -95,9 +93,9 @@ def run_plan(
             )
     with _journal(output, builder, sources, options) as journal:
         with _time_spent(journal, builder) as seconds:
-            result = search.run(journal)
+            search.run(journal)
             labels = _score_labels(search, dataset, only) if dataset is not None else None
-            plan = make_plan(search)
+            plan = search.plan()
             facts = {
                 "source": ", ".join(held_out),
                 "sources": [{"source": source, "held_out": apart} for source, apart in held_out.items()],
@@ -106,9 +104,27 @@ def run_plan(
             }
             plan = replace(plan, evidence={**plan.evidence, **facts, "seconds": round(seconds(), 3)})
             _write(output, plan)
-        if not result.interrupted:
+        if not search.interrupted:
             journal.finish()
-    return plan, {**summary(plan), "seconds": plan.evidence["seconds"], "output": str(output)}
+    return plan, _summary(plan, output)
+
+
+def _summary(plan: PrecisionPlan, output: Path) -> dict[str, Any]:
+    """Return what --json prints of a plan."""
+    evidence = plan.evidence
+    accepted = evidence["candidates"][evidence["chosen"]] if evidence["chosen"] is not None else None
+    trial = accepted["trial"] if accepted else None
+    in_float = 0.0 if evidence["float_precision"] == "fp32" else None
+    kept = ("latency_ms", "latency_float_ms", "faster", "builds", "costs", "retraining", "seconds")
+    return {
+        "int8_macs_share": round(evidence["int8_macs_share"], 4),
+        "predicted_loss": accepted["predicted_loss"] if accepted else in_float,
+        "measured_loss": trial["loss"] if trial else in_float,
+        "measured_loss_upper": trial["upper"] if trial else in_float,
+        "certified": accepted is not None and not evidence["live"],
+        **{name: evidence[name] for name in kept},
+        "output": str(output),
+    }
 
 
 def _parse_sources(frames: Sequence[str]) -> list[Source]:
@@ -144,6 +160,7 @@ def _time_spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[],
 def _journal(output: Path, builder: PlanBuilder, sources: Sequence[Source], options: PlanOptions) -> Iterator[Journal]:
     """Open the journal next to the output, of the same search whatever its budget. An empty one is removed again."""
     identity = {
+        "format": 2,
         "tared": version("tared"),
         "model": builder.model.sha256,
         "spec": builder.model.spec_id,
@@ -184,12 +201,11 @@ def _score_labels(search: PlanSearch, dataset: Path, only: Sequence[str]) -> dic
     if search.out_of_time():
         say(f"{dataset.name} was not looked at: the time is up")
         return None
-    builder, result = search.builder, search.result
+    builder = search.builder
     try:
         float_scores = plan_scores = _score(builder, None, dataset, only)
-        if result.accepted is not None:
-            floats = search.plan_of(result.candidates[result.accepted].partition.int8, "")
-            plan_scores = _score(builder, floats, dataset, only)
+        if search.accepted is not None:
+            plan_scores = _score(builder, search.accepted.plan.floats, dataset, only)
     except DatasetError as error:  # a label that cannot be used must not cost the search
         say(f"warning: {error}")
         return None
@@ -215,17 +231,14 @@ def _unwritable(output: Path, found: str | None) -> AgentError:
     return AgentError("plan.write", f"{output}: {found}", "a writable place with room", "choose another -o")
 
 
-def read_evidence(path: Path) -> Mapping[str, Any]:
-    """Return the evidence in a plan.json.
+def read_evidence(path: Path) -> PrecisionPlan:
+    """Read a plan.json that has evidence.
 
-    Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, with a job's, or with another
-    version's.
+    Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, or with another version's.
     """
-    evidence = read_plan(path).evidence
-    if evidence.get("by") == FOUND_BY:
-        found, remedy = f"{path}, a plan that a job of the daemon found", "see its layers with 'tared inspect ARTEFACT'"
-        raise AgentError("plan.evidence", found, "a plan that 'tared plan' wrote", remedy)
-    if evidence.get("schema") != SCHEMA:
-        found = f"{path}, a plan written by hand" if not evidence else f"{path}, planned by another version of tared"
-        raise AgentError("plan.evidence", found, "a plan that this 'tared plan' wrote", "make the plan again")
-    return evidence
+    plan = read_plan(path)
+    if plan.evidence.get("schema") not in READABLE:
+        written = "planned by another version of tared" if plan.evidence else "a plan written by hand"
+        expected = "a plan that this version of tared made"
+        raise AgentError("plan.evidence", f"{path}, {written}", expected, "make the plan again")
+    return plan
