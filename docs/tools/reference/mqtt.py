@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 
 from pydantic import BaseModel
 
@@ -97,6 +99,7 @@ _TOPIC_OF = {
     ChunkHead: Topics.histogram_chunks,
 }
 _HANDLERS = "agent.daemon.handlers"  # the module with a method for each op
+_CARRIED_OUT_IN = (_HANDLERS, "agent.control.executor", "agent.core.orders", "agent.contract.commands")
 
 
 def mqtt_page() -> str:
@@ -234,18 +237,24 @@ def _declared(op: Op) -> Iterator[str]:
 
 
 def _codes(op: str) -> list[str]:
-    """Return the codes of the errors that the handler of an op names, in its docstring too, or that it calls."""
+    """Return the codes of the errors that the handler of an op names, in its docstring too, or that it calls.
+
+    An event that it hands to the core counts as a call of the core's function of that name.
+    """
     known = {each.code for each in errors()}
     found = {"command.privacy"} if OPS[op].permission else set()
-    tree = source().modules[_HANDLERS].tree
-    functions = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+    functions = defaultdict[str, list[ast.AST]](list)
+    for module in _CARRIED_OUT_IN:
+        for function in ast.walk(source().modules[module].tree):
+            if isinstance(function, ast.FunctionDef):
+                functions[function.name].append(function)
     waiting = [op]
     while waiting:
-        for node in ast.walk(functions.pop(waiting.pop(), ast.Pass())):
+        for node in chain.from_iterable(map(ast.walk, functions.pop(waiting.pop(), []))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= known & {node.value, *re.findall(r"`([a-z_.]+)`", node.value)}
             elif isinstance(node, ast.Call):
-                waiting.append(called(node))
+                waiting += [called(node), re.sub(r"(?<!^)(?=[A-Z])", "_", called(node)).lower()]
     return sorted(found)
 
 
