@@ -193,7 +193,8 @@ EVENTS: Mapping[EventKind, EventFacts] = {
             "engine": "Title of the engine that is built at a start.",
             "artefact": "Id of the engine on probation.",
             "waits": "Why the job stands still for want of headroom; `no more` once it goes on.",
-            "selection": "How the frames were chosen: considered, taken, left out by reason, and held out; brightness and classes.",
+            "selection": "How the frames were chosen: considered, taken, left out by reason and held out, with their "
+            "brightness and classes.",
             "message": "A remark, or why the job was cancelled.",
         },
     ),
