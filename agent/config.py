@@ -389,7 +389,7 @@ def _read(path: Path) -> dict[str, Any]:
     content = dict(read_yaml(path))
     for key, instead in REMOVED_KEYS.items():
         if _remove(content, key.split(".")):
-            log.warning("%s: %s is ignored: %s; remove the key", path, key, instead)
+            log.warning("config=%s ignored_key=%s instead=%r", path, key, instead)
     return content
 
 

@@ -79,7 +79,7 @@ def test_no_command_lets_a_name_steer_the_terminal(bench: Bench, monkeypatch: py
                 "--frames",
                 clip,
                 "--max-loss",
-                0.6,
+                0.7,
                 "--costs",
                 "macs",
                 "--all",
