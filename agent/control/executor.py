@@ -130,11 +130,22 @@ class Executor:
         if isinstance(event, fact.ChildEnded) and self.state.job is not None and self.state.job.id == event.job:
             self._workshop.clear()
             self._exchange.verdict = event.verdict
+        tried = event.action if isinstance(event, fact.Failed) else None
+        if isinstance(event, fact.MadeCurrent) or isinstance(tried, act.MakeCurrent):  # it serves in either case
+            self._find_settings()
+            self._events.append(fact.SettingsChanged())
         decision = decide(self.now, self.config, self.state, self.facts(event, states), event)
         self.state = decision.state
-        for action in decision.actions:
-            if not self._has_done(action):
-                return
+        actions = iter(decision.actions)
+        try:
+            for action in actions:
+                if not self._has_done(action):
+                    return
+        except OSError:  # which no device has foreseen: whoever waits for the job's end hears of it
+            for action in actions:
+                if isinstance(action, (act.End, act.AnswerCommand)):
+                    self._do[type(action)](action)
+            raise
 
     def _has_done(self, action: act.Action) -> bool:
         try:
@@ -150,6 +161,7 @@ class Executor:
         cameras, on_trial = observer.states() if states is None else states, self.state.trial is not None
         is_last = isinstance(event, fact.TrialEnded)
         is_tick = isinstance(event, fact.Tick) and not on_trial
+        may_begin = is_tick and job is None
         return fact.BoardFacts(
             fresh=uuid.uuid4().hex[:12],
             cameras=cameras,
@@ -165,7 +177,7 @@ class Executor:
             headroom=self._workshop.headroom(job) if is_tick and job is not None else "",
             paused_s=self._workshop.paused_s,
             probation=self._exchange.probation(cameras, is_last) if on_trial else None,
-            offline=self._offline.works(self._settings) if service.is_degraded else (),
+            offline=self._offline.works(self._settings, self.state.vain) if may_begin and service.is_degraded else (),
             detects=open_task(self.config.model).finds_objects,
         )
 
@@ -261,10 +273,10 @@ class Executor:
 def _doers(*devices: object) -> Mapping[type[act.Action], Callable[[Any], object]]:
     """Return what carries out each kind of action: the method of its name, of the device that has one.
 
-    A method raises TaredError for an action that has failed. Raises AttributeError for an action that no device knows.
+    A method raises TaredError for an action that has failed. Raises ValueError unless one device knows an action.
     """
     doers = {}
     for kind in get_args(act.Action):
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-        doers[kind] = getattr(next((each for each in devices if hasattr(each, name)), None), name)
+        (doers[kind],) = [getattr(each, name) for each in devices if hasattr(each, name)]
     return doers

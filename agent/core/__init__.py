@@ -5,11 +5,13 @@ and brings back the events that follow. No module here waits, reads a clock, or 
 
 - When does a job start? `due`, whose kinds have an order of urgency; by command `orders`; for a new model `models`.
 - What may stop it? `due` has what holds a start back. `work` has headroom, time limits and missing frames. `orders` has
-  the operator's cancel, and `models` a newer model. `ending.abandon` and `ending.give_up` are the two ways to end it.
-- What happens if its child dies? `ChildEnded` comes with an error, always. `ending.fail` ends the job. The engine in
-  service was never touched.
+  the operator's cancel, switch and rollback, and `models` a newer model. `decide` has the end of the run, a wrong
+  reference, and actions that fail. `ending.abandon` and `ending.give_up` are the two ways to end it.
+- What happens if its child dies? `ChildEnded` comes all the same, with an error. `ending.fail` ends the job. The engine
+  in service was never touched.
 - Who swaps? `trials`, after an accepted verdict: on probation first, then `MakeCurrent`.
-- What is remembered over a power cut? `state.Memory`. The journal has the jobs (agent.jobs), and the store the engines.
+- What is remembered over a power cut? `state.Memory`. The journal (agent.jobs) has the jobs, and so what the schedule and
+  offline work have come to; the store has the engines.
 
 Reading order: `kinds`, `state`, `facts`, `actions`, `decide`, `due`, `work`, `trials`, `ending`.
 

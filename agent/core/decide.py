@@ -117,7 +117,7 @@ def _started(turn: Turn, rolled_back: int) -> None:
 def _tick(turn: Turn) -> None:
     trials.judge_candidate(turn)
     unsaved = turn.state.unsaved
-    if unsaved is not None and turn.now.monotonic_s >= unsaved.retry_s:
+    if unsaved is not None and turn.now.monotonic_s >= unsaved.retry_s and not turn.state.needs_new_run:
         turn.set(unsaved=replace(unsaved, retry_s=turn.now.monotonic_s + _RETRY_S))
         turn.do(act.MakeCurrent(unsaved.job, unsaved.artefact))
         return  # to go on in a moment, whether the disk refuses it or not
@@ -291,17 +291,20 @@ def _failed(turn: Turn, action: act.Action, error: TaredError) -> None:
     elif isinstance(action, act.MakeCurrent):
         _failed_to_save(turn, action, error)
     elif isinstance(action, act.Enter) and _is_recall(turn, action.job):
-        turn.set(trial=replace(turn.state.trial, recall=None) if turn.state.trial else None)
+        if turn.state.trial is not None:
+            turn.set(trial=replace(turn.state.trial, recall=None, leaves=None))
         for command in action.job.commands:
             turn.do(act.AnswerCommand(command, error))
     elif turn.state.trial is not None and isinstance(action, (act.Enter, act.StartTrial)):
         if isinstance(action, act.Enter):
             turn.do(act.DropEngine())
         ending.fail_trial(turn, _as_agent_error(error))
-    elif turn.state.job is not None:
-        ending.give_up(turn, error)
-    else:
+    elif turn.state.job is None:
         turn.do(act.ReportError(error))
+    elif turn.state.trial is not None and not turn.state.needs_new_run:
+        turn.go_back(turn.state.job, _as_agent_error(error), is_final=True)
+    else:
+        ending.give_up(turn, error)
 
 
 def _failed_to_begin(turn: Turn, job: Job, action: act.Load | act.Begin, error: TaredError) -> None:

@@ -1,7 +1,7 @@
 """The state on which decisions rest: what runs now, and what is remembered over a restart.
 
-Everything here is a value. `Memory` is kept in the state directory; the rest begins anew with each process. Times are
-monotonic, in s, and are kept as wall-clock times.
+Everything here is a value. `Memory` is kept in the state directory. `answered`, `vain` and `last_error` come from the
+journal of jobs; the rest begins anew with each process. Times are monotonic, in s, and are kept as wall-clock times.
 """
 
 from __future__ import annotations

@@ -195,6 +195,8 @@ class Supervisor:
         self._draw_for_labels(model)
         self._results = results
         self._preview = preview
+        recovered = past.end_unfinished_jobs(content)  # before the journal is read for decisions
+        self._rolled_back = recovered.rolled_back
         self.executor = Executor(
             config,
             self._service,
@@ -226,8 +228,6 @@ class Supervisor:
         )
         watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model, clock=clock) if watched else None
-        recovered = past.end_unfinished_jobs(content)
-        self._rolled_back = recovered.rolled_back
         accuracies = {camera: feed.accuracy for camera, feed in self._pipeline.feeds.items()}
         self._labels = LabelsInbox(
             accuracies, model.spec, lambda error, count: reporter.error(error, part="labels", count=count)

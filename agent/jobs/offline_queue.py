@@ -6,7 +6,7 @@ with the settings of the candidate; the journal of jobs remembers which were mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from agent.config import Config
@@ -34,9 +34,19 @@ class OfflineQueue:
         self._contents: dict[OfflineWork, str] = {}
         self._unusable: dict[OfflineWork, TaredError] = {}
 
-    def works(self, settings: str) -> list[Offline]:
-        """Return all of it. settings: what a candidate depends on beside its work, as `settings_id` returns it."""
-        return [Offline(each.setting, str(each.path), self._attempt(each, settings)) for each in self._works]
+    def works(self, settings: str, vain: Collection[str]) -> list[Offline]:
+        """Return it as far as the first that can be tried; what comes after that is not read yet.
+
+        Args:
+            settings: What a candidate depends on beside its work, as `settings_id` returns it.
+            vain: Attempts that were made in vain.
+        """
+        found: list[Offline] = []
+        for work in self._works:
+            found.append(Offline(work.setting, str(work.path), self._attempt(work, settings)))
+            if found[-1].attempt and found[-1].attempt not in vain:
+                break
+        return found
 
     def unused(self, settings: str, vain: Mapping[str, TaredError]) -> list[TaredError]:
         """Return why work is not used. vain: as in State."""

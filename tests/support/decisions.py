@@ -14,11 +14,13 @@ from agent.config import Config
 from agent.core import actions as act
 from agent.core import facts as fact
 from agent.core.decide import decide
-from agent.core.state import State
+from agent.core.state import Attempt, State
 from agent.monitoring.camera_monitor import CameraState
+from agent.monitoring.drift import Regime
 from agent.validation.verdict import Verdict
 
 DAY_S = 86_400.0
+SCENE = Regime("scene", {"x": 0.5}, {"x": 3.0}, {"x": (0.25, 0.125)})
 VERDICT = Verdict(True, "", 32, 0, 0.95, 0.9, 0.0, 0.0, 1.0, 1.0, 1.0)
 
 
@@ -75,14 +77,15 @@ class DecidedBoard:
         if isinstance(action, act.Begin):
             return [fact.Begun(action.job.id)]
         if isinstance(action, act.HandOver):
-            return [fact.HandedOver(action.job.id, None, self.settings.max_loss)]
+            attempt = Attempt(f"settings of {self.serving}", SCENE) if action.job.kind.calibrates else None
+            return [fact.HandedOver(action.job.id, attempt, self.settings.max_loss)]
         if isinstance(action, act.Load):
             return [fact.Loaded(action.job.id, action.artefact)]
         if isinstance(action, act.Keep):
             return [fact.CandidateKept(action.job.id)]
         if isinstance(action, act.MakeCurrent):
             self.serving, self.is_degraded = action.artefact, False
-            return [fact.MadeCurrent(action.job.id, action.artefact)]
+            return [fact.MadeCurrent(action.job.id, action.artefact), fact.SettingsChanged()]
         return []
 
     @property
@@ -96,7 +99,7 @@ class DecidedBoard:
             "cameras": {"camera": self.camera},
             "serving": self.serving,
             "is_degraded": self.is_degraded,
-            "settings": "settings",
+            "settings": f"settings of {self.serving}",
             "raising": "rules",
             "collected": (10_000, 100),
             "probation": fact.ProbationNow(True, None) if self.state.trial is not None else None,

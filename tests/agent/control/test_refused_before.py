@@ -198,15 +198,23 @@ def test_a_job_that_fails_without_a_verdict_is_repeated_up_to_the_daily_cap(boar
     assert held_back.code == "recalibration.cap"
 
 
-def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Board) -> None:
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Board, swapped: bool) -> None:
+    """Also where the engine in service has come into service in this process."""
     board.at.service.start(unexpected).close()
     board.reboot()
+    if swapped:
+        board.at.configure(automatic=False)
+        board.at.recalibrate()
+        board.at.configure(automatic=True)
+        assert board.at.service.serving.id == board.at.other.id
+    before = len(board.jobs)
     assert board.at.state.drift is not None
     board.state = replace(board.state, drift=replace(board.at.state.drift, state="alarm", serving_db=9.0))
     board.pass_s(DAY)
-    assert board.jobs == ["alarm"]
+    assert board.jobs[before:] == ["alarm"]
     board.pass_s(MINUTE, board.moved())
-    assert board.jobs == ["alarm", "alarm"]
+    assert board.jobs[before:] == ["alarm", "alarm"]
 
 
 def test_a_refusal_that_was_lost_is_sought_again(board: Board) -> None:

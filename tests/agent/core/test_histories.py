@@ -131,9 +131,19 @@ class Walk:
         self.board.state = State(state.memory, state.answered, state.vain, ahead_s=state.ahead_s)
         self.take(fact.Started(int(on_probation)))
 
+    def _decides_every_trial(self) -> None:
+        """A candidate that has answered enough is kept, or goes back: none stays on probation for ever."""
+        self.board.facts["probation"] = fact.ProbationNow(True, None)
+        self.take(fact.Tick())
+        trial = self.board.state.trial
+        assert trial is None or not trial.serves or trial.leaves is not None or self.board.state.needs_new_run
+        asked_back = {action.job.id for action in self.board.actions if isinstance(action, act.GoBack)}
+        assert trial is None or trial.leaves is None or self.job in asked_back, "it leaves once it was asked to"
+
     def end(self) -> None:
         """The daemon ends, and every command has been answered, but that of a model for the next run."""
         self.next_fails = ""
+        self._decides_every_trial()
         self.take(fact.Stopping("the source has ended"))
         waits = self.board.state.job.commands if self.board.state.job is not None else ()
         for command in self.witness.asked - set(waits):

@@ -66,6 +66,7 @@ def test_a_failure_pauses_what_begins_by_itself_and_a_command_is_not_paused() ->
 def rolled_back(board: DecidedBoard) -> None:
     """An alarm's candidate fails on live frames."""
     board.facts["probation"] = fact.ProbationNow(False, None)
+    board.facts["settings"] = f"of hour {board.monotonic_s}"  # else the refusal would hold
     board.tick(2)
     board.child_ends()
     board.serves()
