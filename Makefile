@@ -158,6 +158,7 @@ $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 	@$(BIN)/python -m examples.street.render -o $(SAMPLE)
 
 $(VENV)/.run: pyproject.toml locks/run.txt calibrate/count.c
+	@[ ! -L $(VENV) ] || { echo "$(VENV) is a link, and setting it up would clear another checkout's: remove the link"; exit 1; }
 	@echo "setting up $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(LOCKED) locks/run.txt
