@@ -10,8 +10,8 @@ and brings back the events that follow. No module here waits, reads a clock, or 
 - What happens if its child dies? `ChildEnded` comes all the same, with an error. `ending.fail` ends the job. The engine
   in service was never touched.
 - Who swaps? `trials`, after an accepted verdict: on probation first, then `MakeCurrent`.
-- What is remembered over a power cut? `state.Memory`. The journal (agent.jobs) has the jobs, and so what the schedule and
-  offline work have come to; the store has the engines.
+- What is remembered over a power cut? `state.Memory`. The journal (agent.jobs) has the jobs, and so what the schedule
+  and offline work have come to; the store has the engines.
 
 Reading order: `kinds`, `state`, `facts`, `actions`, `decide`, `due`, `work`, `trials`, `ending`.
 
